@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 
 from docutils import nodes
+from docutils.parsers.rst.directives import flag
 from sphinx.util.docutils import SphinxDirective
 
 import refattn
@@ -17,7 +18,7 @@ from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
 
 HOME = Path(__file__).parent
-HIGH = {"tour": "58rem", "gallery": "54rem"}
+HIGH = {"tour": "58rem", "wide": "46rem", "gallery": "54rem"}
 
 
 def write(folder: Path) -> None:
@@ -62,18 +63,24 @@ def _drawn(mechanism: Mechanism) -> str:
 
 
 class Tour(SphinxDirective):
-    """``tour MECHANISM``: its tour, if it has one, in a frame, and the command that makes such a page."""
+    """``tour MECHANISM``: its tour, if it has one, in a frame, and the command that makes such a page.
+
+    With the option ``wide`` the frame is lower, and is not there on a phone, where the link leads to the tour.
+    """
 
     required_arguments = 1
+    option_spec = {"wide": flag}  # noqa: RUF012
 
     def run(self) -> list[nodes.Node]:
-        name = self.arguments[0]
+        name, wide = self.arguments[0], "wide" in self.options
         if not build.has_tour(registry.mechanism(name)):
             return []
-        address, title = f"../_static/tours/{name}.html", f"A tour of {registry.mechanism(name).title.lower()}"
-        alone = f'<p><a href="{address}">The same on a page of its own</a>; '
+        address = f"{'../' * self.env.docname.count('/')}_static/tours/{name}.html"
+        title = f"A tour of {registry.mechanism(name).title.lower()}"
+        frame = _frame(address, title, HIGH["wide" if wide else "tour"], "wide" if wide else "")
+        alone = f'<p><a href="{address}">{title if wide else "The same"} on a page of its own</a>; '
         command = f"<code>refattn trace {name} --html FILE</code> makes it</p>"
-        return [nodes.raw("", _frame(address, title, HIGH["tour"]) + alone + command, format="html")]
+        return [nodes.raw("", frame + alone + command, format="html")]
 
 
 class Tours(SphinxDirective):
@@ -84,6 +91,6 @@ class Tours(SphinxDirective):
         return [nodes.raw("", frame, format="html")]
 
 
-def _frame(address: str, title: str, height: str) -> str:
+def _frame(address: str, title: str, height: str, look: str = "") -> str:
     style = f"width:100%;height:{height};border:0"
-    return f'<iframe src="{address}" title="{escape(title)}" loading="lazy" style="{style}"></iframe>'
+    return f'<iframe src="{address}" title="{escape(title)}" loading="lazy" class="{look}" style="{style}"></iframe>'

@@ -265,6 +265,11 @@ class Tour:
         tour.
     narrowest
         The least width of vectors of a user's own that its picture can show.
+    table
+        The arrays that the table of words makes if a reader types words of their own, by name: the largest size of a
+        number in tenths. Empty if tokens are no words.
+    counts
+        How many words a reader may type, at least and at most.
     arguments
         Takes the given numbers by name, with axes of batch and heads, and the knobs by name; returns the arguments of
         `forward`. Without it these are q, k and v with the knobs as keywords.
@@ -281,6 +286,8 @@ class Tour:
     words: Mapping[str, Any] = field(default_factory=dict)
     instead: str = ""
     narrowest: int = 1
+    table: Mapping[str, int] = field(default_factory=lambda: {"q": 18, "k": 18, "v": 12})
+    counts: tuple[int, int] = (5, 7)
     arguments: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]] | None = None
     run: Callable[[Any, Mapping[str, Any], Mapping[str, Any], int], None] | None = None
     beside: Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]] | None = None

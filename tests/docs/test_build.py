@@ -249,6 +249,12 @@ def test_links_lead_somewhere(pages: dict[str, Any], site: Path) -> None:
     assert seen > 100 and wrong == []
 
 
+def test_the_front_page_has_a_tour_that_is_loaded_when_it_is_seen(pages: dict[str, Any], site: Path) -> None:
+    frame = pages["index.html"].find("iframe", {"class": "wide"})
+    assert (frame["loading"], frame["title"]) == ("lazy", "A tour of softmax attention")
+    assert (site / frame["src"]).exists() and frame.find_next("a")["href"] == frame["src"]
+
+
 def test_nothing_comes_from_the_network(pages: dict[str, Any], site: Path) -> None:
     found = []
     for name, page in pages.items():

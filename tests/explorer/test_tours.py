@@ -31,7 +31,7 @@ def engine(mechanism: Mechanism, data: str) -> Iterator[Ask]:
     """Run the formulas of a page in an engine without a browser; `of` is what they are asked."""
     javascript = MiniRacer()
     try:
-        javascript.eval(build.script(mechanism) + f"const of = new Numbers({data}, write);")
+        javascript.eval(build.script(mechanism) + f"let of = new Numbers({data}, write);")
         yield lambda question: json.loads(str(javascript.eval(f"JSON.stringify({question} ?? null)")))
     finally:
         javascript.close()
@@ -116,6 +116,8 @@ def test_cards_show_what_the_definition_has(tour: tuple[Mechanism, Ask]) -> None
     equations, quantities = ask("Object.keys(of.data.equations)"), ask("Object.keys(of.mechanism.quantities)")
     for side in SIDES:
         cards = ask(f"of.mechanism.{side}.map(({{ id, of: from, title, show }}) => ({{ id, from, title, show }}))")
+        formulas = f"of.mechanism.{side}.flatMap((card) => [card.formula, card.also?.formula]).filter(Boolean)"
+        assert {*ask(formulas)} <= {*ask("Object.keys(of.data.formulas)")}
         assert len(cards) >= 2 and len({card["title"] for card in cards}) == len(cards)
         for card in cards:
             ids = [card["id"]] if isinstance(card.get("id"), str) else card.get("id") or []
@@ -141,7 +143,7 @@ SAID = """(() => {
       for (const W of [300, 362, 568]) all.push(["picture", of.drawing(undefined, W, mechanism.height(W), W === 300)]);
       for (const card of mechanism[side]) {
         state.view = card.view ?? "";
-        for (const W of card.view || card.picture ? [362, 568] : [])
+        for (const W of card.view || card.picture || card.draw ? [362, 568] : [])
           all.push([card.title, of.drawing(card, W, mechanism.height(W))]);
         if (card.caption) all.push(["caption", said(card.caption)]);
         if (card.alt) all.push(["label", said(card.alt)]);
@@ -176,7 +178,8 @@ def test_a_picture_has_the_names_of_all_tokens_on_a_phone_too(tour: tuple[Mechan
     for wide, high in ((362, 112), (362, 225), (568, 360)):
         ask("(of.state.t = of.state.at = of.steps)")
         of_cards = (
-            "[undefined, ...of.mechanism.forward, ...of.mechanism.backward].filter((card) => card?.picture ?? !card)"
+            "[undefined, ...of.mechanism.forward, ...of.mechanism.backward]"
+            ".filter((card) => card?.picture ?? card?.draw ?? !card)"
         )
         for picture in ask(f"{of_cards}.map((card) => of.drawing(card, {wide}, {high}))"):
             names = {name.partition("<")[0] for name in re.findall(r"<text[^>]*>([^<]*)", picture)}
@@ -403,6 +406,68 @@ def test_colours_have_contrast_and_differ_for_the_colour_blind(dark: bool) -> No
         seen = rgb @ kind.T
         apart = [np.linalg.norm(seen[i] - seen[j]) for i in range(5) for j in range(i)]
         assert min(apart) > 0.12, np.round(apart, 2)
+
+
+TYPED = {
+    5: "Zwei \u00e9l\u00e9phants mangent \u4e2d\u6587 \U0001f600",
+    6: "<b>a</b> b & 'c' \"d\" a",
+    7: "a river runs past the old bank",
+}
+
+
+@pytest.mark.parametrize("name", TOURS)
+def test_a_tour_runs_on_words_that_a_reader_types(name: str) -> None:
+    """They have the vectors that Python has for them, and are computed with as the tour's own are."""
+    mechanism = ra.mechanism(name)
+    tour = mechanism.tour
+    assert tour is not None
+    if not tour.table:
+        with pytest.raises(ValueError, match="words"):
+            build.typed(tour, TYPED[5].split())
+        return
+    least, most = tour.counts
+    knobs = {knob.name: knob.value for knob in tour.knobs}
+    data = build.data(mechanism)
+    for count, text in TYPED.items():
+        with engine(mechanism, data) as ask:
+            if not least <= count <= most:
+                assert re.match(r"This tour takes \w+ words", ask(f"typed(of.data, {json.dumps(text)})"))
+                continue
+            words = build.typed(tour, text.split())
+            assert [*words.tokens] == ask(f"(globalThis.mine = typed(of.data, {json.dumps(text)}), mine.words)")
+            for array in tour.table:
+                assert (
+                    ask(f"mine.{array}")
+                    == (words.given[array] if array in words.given else getattr(words, array)).tolist()
+                )
+            assert not re.search("<b>|\"d|'c", ask("mine.tokens.join(' ')"))
+            values = {id: build._plain(x) for id, x in build.values(mechanism, words, knobs).items()}
+            found = ask(f"(of = new Numbers(mine, write), of.compare({json.dumps(values)}))")
+            assert found["worst"] is not None and found["worst"] < 1e-9, found
+            for what, said in ask(SAID):
+                assert said and not re.search("undefined|NaN|\\[object|null|Infinity|<b>a", said), (what, said)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("one", "takes five to seven words, with blanks between them: here is one"),
+        (" one two  three\tfour ", "here are four"),
+        ("a b c d e f g h", "here are 8"),
+        ("a b c d antidisestablishmentarianism", "up to 14 letters: “antidis"),
+    ],
+)
+def test_words_that_a_tour_cannot_take_are_refused_with_a_sentence(text: str, why: str) -> None:
+    mechanism = ra.mechanism("softmax")
+    with engine(mechanism, build.data(mechanism)) as ask:
+        assert why in ask(f"typed(of.data, {json.dumps(text)})")
+
+
+def test_a_word_has_one_vector() -> None:
+    first, again, other = (build.word_vector(word, "q", 400, 25) for word in ("bank", "bank", "Bank"))
+    assert first == again != other != build.word_vector("Bank", "k", 400, 25)
+    assert (min(first), max(first)) == (-2.5, 2.5) and abs(np.mean(first)) < 0.25
+    assert build.word_vector("bank", "q", 3, 25) == first[:3]
 
 
 def test_a_tour_of_ones_own_call_computes_what_the_call_does() -> None:

@@ -381,6 +381,53 @@ def test_points_are_dragged_and_tasks_noticed(chromium: Browser, pages: dict[str
     assert tab.told == []
 
 
+def enter(tab: Tab, text: str) -> None:
+    """Type a text into the field for words in place of what it has, and press the enter key."""
+    tab.evaluate("document.querySelector('#own-words input').select()")
+    tab.call("Input.insertText", text=text)
+    tab.call("Input.dispatchKeyEvent", type="keyDown", key="Enter", text="\r", windowsVirtualKeyCode=13)
+    tab.wait(0.05)
+
+
+@pytest.mark.parametrize("window", [DESK, PHONE], ids=["desk", "phone"])
+@pytest.mark.parametrize("name", [name for name in TOURS if name != "delta"])  # whose tokens are notes
+def test_words_of_ones_own_are_typed_and_taken_back(
+    chromium: Browser, pages: dict[str, Path], name: str, window: dict[str, Any]
+) -> None:
+    tab = chromium.open(pages[name].as_uri(), **window)
+    if window is PHONE:
+        tab.tap("#turn-knobs")
+    own, words = "page.numbers.data.tokens", ["<i>one", "two", "three", "four", "five", "six", "seven"]
+    before, told = tab.evaluate(own), "document.querySelector('#own-words output').textContent"
+    picture = "document.getElementById('picture').innerHTML"
+    first = tab.evaluate(picture)
+    count = tab.evaluate("page.own.data.typed.counts[1]")
+    tab.evaluate("document.querySelector('[data-knob]').focus()")
+    while tab.evaluate("document.activeElement.type") != "text":  # the keyboard comes there
+        tab.key("Tab")
+    tab.call("Accessibility.enable")
+    fields = [one for one in tab.call("Accessibility.getFullAXTree")["nodes"] if one["role"]["value"] == "textbox"]
+    assert "words of your own" in fields[0]["name"]["value"]
+    enter(tab, "too few words")
+    assert "here are three" in tab.evaluate(told) and tab.evaluate(own) == before
+    enter(tab, " ".join(words[:count]))
+    assert tab.evaluate("page.numbers.data.words") == words[:count] and tab.evaluate(told) == ""
+    tab.key("ArrowRight")  # moves within the text
+    assert tab.evaluate("page.active") == 0 and tab.evaluate(picture) != first
+    assert "from a table" in tab.evaluate("document.querySelector('footer').textContent")
+    assert tab.evaluate("document.querySelectorAll('#picture i, #cards i > i').length") == 0
+    enter(tab, "a " * 8)
+    assert "here are 8" in tab.evaluate(told) and len(tab.evaluate(own)) == count  # the last good words stay
+    tab.key("Escape")
+    for _ in steps(tab):
+        text = tab.evaluate("document.querySelector('.active').textContent + document.body.scrollWidth / innerWidth")
+        assert "undefined" not in text and "NaN" not in text and text.endswith("1"), text
+    tab.evaluate("document.querySelector('#own-words button').click()")
+    tab.key("Home")
+    tab.evaluate("page.goTo(page.numbers.steps)")
+    assert tab.evaluate(own) == before and tab.evaluate(picture) == first and tab.told == []
+
+
 @pytest.mark.parametrize("name", TOURS)
 def test_every_equation_of_the_definition_opens_a_card(chromium: Browser, pages: dict[str, Path], name: str) -> None:
     tab = chromium.open(pages[name].as_uri(), **DESK)

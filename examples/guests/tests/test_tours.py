@@ -29,6 +29,9 @@ CARDS = """
       texts.push(typeof card.say === "function" ? card.say() : card.say);
       const [name, ...at] = card.pick();
       texts.push(String(spelled(of, name, at)));
+      texts.push(of.drawing(card, 600, 300));
+      const known = /^\\w+(\\[i\\]|\\[,i\\]|\\[ii\\])?(\\+1|\\.first|\\.last)?$/;
+      texts.push(card.show.flat().every((entry) => known.test(entry)) ? "columns" : "undefined");
     }
     texts.push(of_.picture(600, 300, false), of_.picture(300, 120, true), of_.caption(), of_.label());
   }

@@ -2,7 +2,9 @@
 
 - `build`: the page as one file, and the definition's own numbers, with which a page compares its own when it opens.
 - `formulas.js`: formulas that compute. What a page shows of a number, what it is made of and its value are one tree.
-- `pictures.js`, `page.js`, `page.css`, `page.html`: what all tours share.
+- `pictures.js`: marks, scales, labels, bars, and the words; `attention.js`: pictures that several mechanisms have;
+  `linear.js`: linear algebra of small matrices.
+- `page.js`, `page.css`, `page.html`: the page around them.
 - `words.json`: the sentence of all tours, so that two of them can be compared.
 
 A mechanism brings two files of its folder. `tour.py` has ``TOUR``, which says what may be set and how the definition is

@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from html import escape
 from importlib import resources
 from typing import Any
@@ -44,6 +44,8 @@ class Words:
         Its arrays (tokens, width).
     target
         What the output of the followed token should have been (width of v).
+    given
+        What differs from the given numbers of the tour, by name.
     """
 
     tokens: Sequence[str]
@@ -52,12 +54,60 @@ class Words:
     k: NDArray[Any]
     v: NDArray[Any]
     target: NDArray[Any]
+    given: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
 def sentence(tour: Tour) -> Words:
     """Return the sentence of all tours, with what is different in this one."""
     words = json.loads(resources.files(__package__).joinpath("words.json").read_text(encoding="utf-8")) | tour.words
     return Words(**words | {name: np.array(words[name]) for name in ("q", "k", "v", "target")})
+
+
+def word_vector(word: str, name: str, width: int, most: int) -> list[float]:
+    """Return the vector of a word: the table of words, which has no end, as a rule.
+
+    Element c is a hash of the text ``name.c.word``: FNV-1a with 32 bits over its code points, then the finish of
+    MurmurHash3. It picks one of the numbers from -most to most tenths. `wordVector` of `formulas.js` is the same.
+
+    Parameters
+    ----------
+    word
+        Any text.
+    name
+        The array that the vector is a row of.
+    width
+        How many numbers it has.
+    most
+        The largest size of a number, in tenths.
+    """
+    numbers = []
+    for c in range(width):
+        bits = 0x811C9DC5
+        for letter in f"{name}.{c}.{word}":
+            bits = (bits ^ ord(letter)) * 0x01000193 & 0xFFFFFFFF
+        for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+            bits = (bits ^ bits >> shift) * factor & 0xFFFFFFFF
+        numbers.append((bits * (2 * most + 1) // 2**32 - most) / 10)
+    return numbers
+
+
+def typed(tour: Tour, words: Sequence[str]) -> Words:
+    """Return a reader's own words with the vectors of the table, all else as in the tour's own sentence.
+
+    Raises
+    ------
+    ValueError
+        Where the tour takes more or fewer words.
+    """
+    least, most = tour.counts
+    if not tour.table or not least <= len(words) <= most:
+        raise ValueError(f"words: got {len(words)}, needs {least} to {most}")
+    own, made = sentence(tour), {}
+    for name, size in tour.table.items():
+        width = np.asarray(getattr(own, name, tour.given.get(name))).shape[1]
+        made[name] = np.array([word_vector(word, name, width, size) for word in words])
+    q, k, v = (made.pop(name, getattr(own, name)) for name in ("q", "k", "v"))
+    return replace(own, tokens=words, q=q, k=k, v=v, given=made)
 
 
 def has_tour(mechanism: Mechanism) -> bool:
@@ -165,7 +215,7 @@ def values(
     assert tour is not None and module is not None
     follow = words.follow if follow is None else follow
     arrays = {name: getattr(words, name) for name in ("q", "k", "v", "target")}
-    arrays |= {name: np.array(x, dtype=np.float64) for name, x in tour.given.items()}
+    arrays |= {name: np.array(x, dtype=np.float64) for name, x in {**tour.given, **words.given}.items()}
     with equations.trace() as recorded:
         definition = equations.active(module)
         if tour.run is not None:
@@ -212,7 +262,7 @@ def page(
     filled = {
         "title": escape(mechanism.title),
         "css": colours() + drawing() + _text("page.css").strip(),
-        "js": shared_script() + _text("page.js"),
+        "js": shared_script() + _code(_text("page.js")),
         "tour": function(mechanism),
         "data": data(mechanism, words, knobs, command),
     }
@@ -239,10 +289,12 @@ def data(
             for id, place in places.items()
         },
         "formulas": {
-            formula: mathml(formula) for formula in re.findall(r'formula: "([^"]*)"', _script(mechanism) or "")
+            formula: mathml(formula)
+            for formula in re.findall(r'formula: "([^"]*)"', _text("attention.js") + (_script(mechanism) or ""))
         },
         "python": {id: _plain(x) for id, x in values(mechanism, words, settings).items()},
         "origin": OWN if own else MADE_UP,
+        "typed": None if own or not tour.table else {"table": dict(tour.table), "counts": list(tour.counts)},
         "command": command,
     }
     return json.dumps(shown, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
@@ -260,7 +312,7 @@ def drawing() -> str:
 
 def shared_script() -> str:
     """Return the JavaScript that all tours compute and draw with."""
-    return _text("formulas.js") + _text("pictures.js")
+    return "".join(_code(_text(name)) for name in ("formulas.js", "linear.js", "pictures.js", "attention.js"))
 
 
 def script(mechanism: Mechanism) -> str:
@@ -270,7 +322,8 @@ def script(mechanism: Mechanism) -> str:
 
 def function(mechanism: Mechanism) -> str:
     """Return the `tour.js` of a mechanism as the function that ``Numbers`` takes."""
-    return f"({{ DATA, S, K, V, F, J, D, E, knob, names, tour }}) => {{\n{_script(mechanism)}\n}}"
+    body = _code(_script(mechanism) or "")
+    return f"({{ DATA, S, K, V, F, J, D, E, TYPED, knob, names, attention, tour }}) => {{\n{body}\n}}"
 
 
 def _formula(formula: str) -> str:
@@ -297,6 +350,11 @@ def _short(token: str) -> str:
 
 def _text(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _code(script: str) -> str:
+    """Return JavaScript without lines that are comments: those who read them read the files."""
+    return re.sub(r"(?m)^ *//.*\n", "", script)
 
 
 def _script(mechanism: Mechanism) -> str | None:

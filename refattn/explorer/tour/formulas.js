@@ -4,7 +4,8 @@
 // tokens, q, k, v, target, which token it follows, and given numbers), S (S.i: the token that is followed, S.t: the step,
 // S.at: the same between two steps, S.side: "forward" or "backward", S.view: that of the card that is read), K (knobs),
 // V (V.w(i, j) is a number), F (F.w(i, j) is a node of a formula), J, D, E (the indices of tokens, of q and k, of v),
-// knob("kappa") (a node) and names([j, ...]).
+// knob("kappa") (a node), names([j, ...]), TYPED (the words are a reader's own)
+// and attention({ ... }), the parts of `attention.js`.
 //
 //   quantities  { w: { id: "SM.4", axes: "ij", what: "weight", of: (i, j) => div(p(i, j), ...) }, ... }
 //       id       the equation whose value it is, whole: all its elements are compared with the definition's
@@ -15,9 +16,10 @@
 //       passes, back, since    of a quantity in time: V.x(t, ...) is pass t - passes of the equation; if `back`, pass 0
 //                              is the last t; before `since` it is not compared
 //   tokens, sizes    the letters that are tokens, if others than ijln; { m: () => length } of further letters
-//   forward, backward    cards: { id, title, say, show, pick, picture, caption, alt, of, when, timed, formula, also, label }
-//       picture, caption, alt    (W, H, small) => [marks]: how, is said on top of `pictures.js`; what the picture shows, as a
-//                sentence of at most 175 characters below it, and as words for those who do not see it
+//   forward, backward    cards: { id, title, say, show, pick, bars, heading, draw, caption, alt, of, when, timed, formula, also, label }
+//       bars, heading, draw    its picture: how, is said on top of `pictures.js`
+//       caption, alt    what the picture shows, as a sentence of at most 175 characters below it, and as words for those who do
+//                not see it
 //       id       its equation, or several; formula and line of code are the definition's
 //       say      a sentence, or a function that computes it;  of: what a backward card differentiates
 //       show     ledgers, each a list of columns: "w", "w[i]" (row of the token that is followed), "w[,i]", "w[ii]", "x+1",
@@ -28,11 +30,13 @@
 //   time        { steps: () => count, name: "step", first: () => the step that cards of a step begin with }
 //   picture, height, label, caption    those of the first card, of the turn, of the gallery, and of cards that have none:
 //               (W, H, small) => [marks]; W => H; what it shows; a sentence that holds at all settings
-//   tasks       what a reader may try: [{ say, done: () => truth }], noticed when it is done; none is done at first
+//   tasks       what a reader may try: [{ say, done: () => truth, own }], noticed when it is done; none is done at first;
+//               own: it needs the tour's own words, and is not there for a reader's
 //   tallest     W => how tall the picture is on the first card of a phone, if it is not to be as tall as there is room
 //   phone       how tall the picture may be on the other cards of a phone, if not as tall as most
 //   timeAt      (x, y) => the step there, for a picture that can be dragged;  living: the knob that moves a small picture
-//   title, intro, turn, short    words, or functions that compute them
+//   board       (W, H, small, card) => b: what is beside all pictures, if it is not the words and their bars
+//   title, intro, turn, short    words, or functions that compute them; turn: LEARN by default
 //
 // Values are computed when they are asked for, once. Nothing here needs a browser.
 "use strict";
@@ -66,6 +70,30 @@ for (const name of ["exp", "log", "log1p", "sqrt", "sin", "cos", "tanh", "abs", 
 // The parts that count: of a choice the condition and the branch that is taken.
 const taken = (node, of) => (node.op === "choose" ? [node.parts[0], node.parts[of.evaluate(node.parts[0]) ? 1 : 2]] : node.parts);
 
+// ---- a reader's own words ------------------------------------------------------------------------------------------------
+
+// The vector of a word; `word_vector` of `build.py`, which is the same, states the rule.
+function wordVector(word, name, width, most) {
+  return Array.from({ length: width }, (_, c) => {
+    let bits = 0x811c9dc5;
+    for (const letter of `${name}.${c}.${word}`) bits = Math.imul(bits ^ letter.codePointAt(0), 0x01000193);
+    for (const [shift, factor] of [[16, 0x85ebca6b], [13, 0xc2b2ae35], [16, 1]]) bits = Math.imul(bits ^ (bits >>> shift), factor);
+    return (Math.floor(((bits >>> 0) * (2 * most + 1)) / 2 ** 32) - most) / 10;
+  });
+}
+
+// The data of a tour with a reader's own words in place of its sentence, or a sentence that says why not.
+const LONGEST = 14, COUNTED = ["no", "one", "two", "three", "four", "five", "six", "seven"];
+function typed(data, text) {
+  const words = text.split(/\s+/).filter(Boolean), { table, counts: [least, most] } = data.typed, long = words.find((word) => [...word].length > LONGEST);
+  const needed = least === most ? COUNTED[least] : `${COUNTED[least]} to ${COUNTED[most]}`;
+  if (words.length < least || words.length > most) return `This tour takes ${needed} words, with blanks between them: here ${words.length === 1 ? "is one" : `are ${COUNTED[words.length] ?? words.length}`}.`;
+  if (long) return `A word may have up to ${LONGEST} letters: “${long}” has more.`;
+  const arrays = Object.entries(table).map(([name, size]) => [name, words.map((word) => wordVector(word, name, data[name][0].length, size))]);
+  const shown = words.map((word) => word.replace(/[&<>"']/g, (sign) => `&#${sign.codePointAt(0)};`));
+  return { ...data, ...Object.fromEntries(arrays), target: [...data.target], tokens: shown, words };
+}
+
 // ---- a tour's numbers ------------------------------------------------------------------------------------------------
 
 const TOKENS = "ijln", TIMES = "tT"; // letters of axes: moves are t, and what they lead to, one more, is T
@@ -73,7 +101,7 @@ const TOKENS = "ijln", TIMES = "tT"; // letters of axes: moves are t, and what t
 class Numbers {
   // `data`: the sentence, given numbers, knobs. `write`: the function whose text is a mechanism's tour.js.
   constructor(data, write) {
-    this.data = data;
+    Object.assign(this, { data, write });
     this.knobs = Object.fromEntries(data.knobs.map((knob) => [knob.name, knob.value]));
     this.state = { i: data.follow, t: 0, side: "forward", view: "" };
     this.kept = {};
@@ -84,9 +112,9 @@ class Numbers {
     const context = {
       DATA: data, S: this.state, K: this.knobs, V: this.values, F: this.nodes,
       J: range(data.tokens.length), D: range(data.q[0].length), E: range(data.v[0].length),
-      knob: (name) => ({ op: "knob", name, parts: [] }),
+      TYPED: Boolean(data.words), knob: (name) => ({ op: "knob", name, parts: [] }),
       names: (list) => list.map((j) => `<i>${data.tokens[j]}</i>`).join(", ").replace(/, ([^,]*)$/, " and $1"),
-      tour: (mechanism) => { this.mechanism = mechanism; },
+      attention: (more) => attention(context, more), tour: (mechanism) => { this.mechanism = mechanism; },
     };
     write(context);
   }

@@ -11,20 +11,14 @@ const MOVED = ["q", "k", "v", "target"]; // what a reader may drag
 
 class Page {
   constructor(numbers) {
-    this.numbers = numbers;
-    this.mechanism = numbers.mechanism;
-    this.state = numbers.state;
-    this.state.at = this.state.t = numbers.steps;
-    this.cards = this.listed();
+    this.own = numbers;
     this.active = 0;
     this.playing = 0;
-    this.given = structuredClone(Object.fromEntries(MOVED.map((name) => [name, numbers.data[name]])));
     this.stage = new Stage(byId("picture"));
     this.arrived = -1e9; // when the page last moved by itself
-    byId("cards").innerHTML = this.cards.map((card) => `<section id="card-${card.anchor}" class="card ${card.kind}" aria-label="${card.title}"></section>`).join("") + "<footer></footer>";
-    byId("dots").innerHTML = this.cards.map((card) => `<button type="button" class="${card.kind}" tabindex="-1" aria-label="${card.where}" title="${card.where}"></button>`).join("");
-    for (const card of this.cards) card.section = byId(`card-${card.anchor}`);
+    this.take(numbers);
     this.knobs();
+    if (numbers.data.typed) this.words();
     this.listen();
     this.update({}, undefined, false);
     const from = this.fromAddress();
@@ -34,9 +28,21 @@ class Page {
     window.page = this;
   }
 
+  // Show these numbers, of the tour's own words or of a reader's.
+  take(numbers) {
+    const { mechanism, state } = numbers;
+    Object.assign(this, { numbers, mechanism, state, cards: this.listed(mechanism), done: new Set() });
+    state.at = state.t = numbers.steps;
+    this.given = numbers.given ??= structuredClone(Object.fromEntries(MOVED.map((name) => [name, numbers.data[name]])));
+    this.tried = (mechanism.tasks ?? []).filter((task) => !numbers.data.words || !(task.own || task.done()));
+    byId("cards").innerHTML = this.cards.map((card) => `<section id="card-${card.anchor}" class="card ${card.kind}" aria-label="${card.title}"></section>`).join("") + "<footer></footer>";
+    byId("dots").innerHTML = this.cards.map((card) => `<button type="button" class="${card.kind}" tabindex="-1" aria-label="${card.where}" title="${card.where}"></button>`).join("");
+    for (const card of this.cards) card.section = byId(`card-${card.anchor}`);
+  }
+
   // The cards in order: what it is, the steps forward, the turn, and the steps backward.
-  listed() {
-    const { mechanism } = this, cards = [{ kind: "intro", title: mechanism.title, anchor: "start", where: "What it is" }];
+  listed(mechanism) {
+    const cards = [{ kind: "intro", title: mechanism.title, anchor: "start", where: "What it is" }];
     const steps = (list, kind, name) =>
       list.map((card, n) => ({ ...card, kind, n, ids: [card.id ?? []].flat(), anchor: [card.id ?? []].flat()[0] ?? `${kind}-${n + 1}`, where: `${name} ${n + 1} of ${list.length}: ${card.title}` }));
     cards.push(...steps(mechanism.forward, "forward", "Forward"));
@@ -52,13 +58,13 @@ class Page {
       section.innerHTML =
         `<p class="eyebrow">Attention, step by step</p><p class="headline">${card.title}</p>${said(this.mechanism.intro).map((p) => `<p>${p}</p>`).join("")}` +
         `<p class="hint"><span class="keys"><kbd>←</kbd> <kbd>→</kbd> step through the tour. Point at a number to see what it is made of. </span><span class="touch">Tap a number to see what it is made of. </span>` +
-        `Pick a word in the picture to follow it. <span class="keys">The space key plays and pauses.</span></p>`;
+        `Pick a word in the picture to follow it${data.typed ? ", or type words of your own below the knobs" : ""}. <span class="keys">The space key plays and pauses.</span></p>`;
       if (this.asked) section.innerHTML += `<p>The tour has no card of this equation, which the address asks for:</p>${this.equation(this.asked)}`;
       this.edges(section);
       return;
     }
     if (card.kind === "turn") {
-      section.innerHTML = `<h2>${card.title}</h2><p>${said(this.mechanism.turn)}</p>`;
+      section.innerHTML = `<h2>${card.title}</h2><p>${said(this.mechanism.turn ?? LEARN)}</p>`;
       return;
     }
     const { formulaLine } = this, own = card.ids.map((id, n) => this.equation(id, "", n ? "" : card.formula)).join("") || `<div class="line"><p class="label">${card.label ?? "the loss"}</p>${formulaLine(data.formulas[card.formula])}</div>`;
@@ -275,7 +281,7 @@ class Page {
     });
     document.querySelector("footer").hidden = !this.all && this.active > 0;
     if (!this.all || turned) this.fill(card);
-    if (turned || last === card || !last?.n || !card.n || last.picture || card.picture) this.draw(still() || last === card ? undefined : from);
+    if (turned || last === card || !last?.n || !card.n || [last, card].some((one) => one.picture || one.draw)) this.draw(still() || last === card ? undefined : from);
     [...byId("dots").children].forEach((dot, m) => (m === this.active ? dot.setAttribute("aria-current", "step") : dot.removeAttribute("aria-current")));
     byId("where").textContent = card.where;
     byId("previous").disabled = this.active === 0;
@@ -302,9 +308,10 @@ class Page {
 
   // `from`: the marks from which it moves, if it is to move.
   draw(from = undefined) {
+    if (!byId("picture").clientWidth) return; // in a frame that is not shown
     const box = byId("picture"), W = Math.round(box.clientWidth), card = this.cards[this.active], first = card.kind === "intro" && !this.all;
     const most = roomy() ? Math.max(340, Math.min(520, 0.5 * innerHeight)) : wide() ? 460 : W >= 480 ? 250 : (this.mechanism.phone ?? (this.numbers.steps ? 112 : 126)); // on a phone it is large at first, and leaves room for numbers later
-    const H = first && !wide() ? Math.round(this.mechanism.tallest?.(W) ?? Math.max(this.mechanism.height(W), Math.min(0.62 * W, 0.3 * innerHeight))) : Math.min(most, Math.round(this.mechanism.height(W)));
+    const H = first && !wide() ? Math.round(this.mechanism.tallest?.(W) ?? Math.min(0.45 * innerHeight, Math.max(this.mechanism.height(W), Math.min(0.62 * W, 0.3 * innerHeight)))) : Math.min(most, Math.round(this.mechanism.height(W)));
     const alt = said(card.alt ?? this.mechanism.label).replaceAll('"', "");
     const open = `<svg class="${W < 420 ? "narrow" : ""}" width="${W}" height="${H}" viewBox="0 0 ${W} ${H}" role="group" aria-label="${alt}">`;
     this.stage.show(this.numbers.marks(card, W, H), open, `${W} ${H}`, from);
@@ -331,10 +338,11 @@ class Page {
 
   // What a reader may try, and what of it has been done.
   tasks(tried = false) {
-    const tasks = this.mechanism.tasks ?? [], done = (this.done ??= new Set()), before = done.size;
+    const { tried: tasks, done } = this, before = done.size, missing = (this.mechanism.tasks?.length ?? 0) - tasks.length;
     if (tried) tasks.forEach((task, n) => { if (task.done()) done.add(n); });
-    if (tasks.length && (!tried || done.size > before))
-      byId("tasks").innerHTML = tasks.map((task, n) => `<li${done.has(n) ? ' class="done"' : ""}>${done.has(n) ? "Done" : "Try"}: ${said(task.say)}</li>`).join("");
+    if (this.mechanism.tasks && (!tried || done.size > before))
+      byId("tasks").innerHTML = tasks.map((task, n) => `<li${done.has(n) ? ' class="done"' : ""}>${done.has(n) ? "Done" : "Try"}: ${said(task.say)}</li>`).join("") +
+        (missing ? `<li>${missing > 1 ? `${missing} other things to try need` : "One other thing to try needs"} the tour’s own words.</li>` : "");
   }
 
   knobs() {
@@ -344,10 +352,11 @@ class Page {
       typeof knob.value === "boolean"
         ? `<label class="check"><input type="checkbox" data-knob="${knob.name}"><span>${knob.label}</span></label>`
         : `<label><span>${knob.label}</span><output></output><input type="range" aria-label="${knob.label}" data-knob="${knob.name}" min="${knob.low}" max="${knob.high}" step="${knob.step || "any"}"></label>`;
-    byId("knobs").innerHTML = knobs.map(input).join("") + '<button type="reset" aria-label="Put all knobs back">↺</button>' + (this.mechanism.tasks ? '<ul id="tasks" aria-live="polite"></ul>' : "");
+    byId("knobs").insertAdjacentHTML("afterbegin", knobs.map(input).join("") + '<button type="reset" aria-label="Put all knobs back">↺</button>');
+    if (this.mechanism.tasks) byId("knobs").insertAdjacentHTML("beforeend", '<ul id="tasks" aria-live="polite"></ul>');
     this.tasks();
     const told = () => {
-      for (const input of byId("knobs").querySelectorAll("input")) {
+      for (const input of byId("knobs").querySelectorAll("[data-knob]")) {
         const x = this.numbers.knobs[input.dataset.knob];
         if (input.type === "checkbox") input.checked = x;
         else {
@@ -358,6 +367,7 @@ class Page {
       }
     };
     byId("knobs").addEventListener("input", ({ target }) => {
+      if (!target.dataset.knob) return;
       this.halt();
       const x = target.type === "checkbox" ? target.checked : Number(target.value);
       this.update({ [target.dataset.knob]: x });
@@ -375,6 +385,33 @@ class Page {
       byId("turn-knobs").setAttribute("aria-expanded", String(open));
     });
     told();
+  }
+
+  // A field for words of the reader's own, and a button that goes back to those of the tour.
+  words() {
+    byId("own-words").hidden = false;
+    const [field, back] = [byId("own-words").querySelector("input"), byId("own-words").querySelector("button")], [least, most] = this.own.data.typed.counts;
+    byId("own-words").querySelector("label span").textContent = `Type ${least === most ? COUNTED[least] : `${COUNTED[least]} to ${COUNTED[most]}`} words of your own`;
+    field.placeholder = this.own.data.tokens.join(" ");
+    for (const kind of ["change", "submit"]) byId("knobs").addEventListener(kind, ({ target }) => { if (kind === "submit" || target === field) this.say(field.value); });
+    back.addEventListener("click", () => this.say((field.value = "")));
+  }
+
+  // Take the tour with other words: those of a text, or the tour's own if it is empty; one that cannot be taken is told why.
+  say(text) {
+    const data = text.trim() ? typed(this.own.data, text) : this.own.data, said = data.words?.join(" ") ?? "";
+    byId("own-words").querySelector("output").textContent = typeof data === "string" ? data : "";
+    if (typeof data === "string" || said === (this.numbers.data.words?.join(" ") ?? "")) return;
+    this.halt();
+    const numbers = data.words ? new Numbers(data, this.own.write) : this.own, end = this.state.t === this.numbers.steps, { t } = this.state;
+    numbers.set({ ...this.numbers.knobs }, this.own.data.follow);
+    this.take(numbers);
+    if (!end) this.state.at = this.state.t = Math.min(t, numbers.steps);
+    this.update({}, undefined, false);
+    this.activate(this.active, false);
+    this.tasks();
+    this.test();
+    byId("own-words").querySelector("button").disabled = !data.words;
   }
 
   goTo(at) {
@@ -483,7 +520,7 @@ class Page {
       pull(node.dataset.drag, box.left + box.width / 2 - own.left + x, box.top + box.height / 2 - own.top + y);
     };
     const drag = (event) => {
-      const box = byId("picture").firstElementChild.getBoundingClientRect(), t = this.mechanism.timeAt?.(event.clientX - box.left, event.clientY - box.top);
+      const box = byId("picture").firstElementChild.getBoundingClientRect(), t = this.cards[this.active].draw ? undefined : this.mechanism.timeAt?.(event.clientX - box.left, event.clientY - box.top);
       if (event.type === "pointerdown") this.pulled = event.target.closest("[data-drag]")?.dataset.drag;
       if (this.pulled) return pull(this.pulled, event.clientX - box.left, event.clientY - box.top);
       if (t === undefined || t === false) return;
@@ -530,7 +567,7 @@ class Page {
       event.preventDefault();
       at.dispatchEvent(new MouseEvent("click", { bubbles: true }));
     }
-    if (event.altKey || event.ctrlKey || event.metaKey || at.type === "range" || at.matches(".formula")) return; // a box that is ticked has no use for arrows
+    if (event.altKey || event.ctrlKey || event.metaKey || at.type === "range" || at.type === "text" || at.matches(".formula")) return; // a box that is ticked has no use for arrows
     if ((event.key === "Home" || event.key === "End") && at.tagName !== "TD") {
       event.preventDefault();
       this.activate(event.key === "Home" ? 0 : this.cards.length - 1);
@@ -567,8 +604,8 @@ class Page {
   // ---- the page's own test: its formulas against the definition's numbers ---------------------------------------------
 
   test() {
-    const { data } = this.numbers, found = (this.tested = this.numbers.compare(data.python));
+    const { data } = this.numbers, found = (this.tested ??= this.own.compare(data.python)), { origin } = data.words ? { origin: "The vectors of your words come from a table that gives the same word the same vector; a model learns them. With the tour’s own words the formulas were checked:" } : data;
     const told = found.worst < 1e-9 && found.numbers ? `Your browser computed ${found.numbers} numbers; none is more than ${found.worst.toExponential(0)} away from Python's.` : `The numbers of this page are wrong: one is ${found.worst} away from Python's, of ${found.where}.`;
-    document.querySelector("footer").innerHTML = `<p>${data.origin} ${told} Shown numbers are rounded.${this.passed()} ${data.command ? `<code>${escaped(data.command)}</code> makes this page.` : ""}</p>`;
+    document.querySelector("footer").innerHTML = `<p>${origin} ${told} Shown numbers are rounded.${this.passed()} ${data.command ? `<code>${escaped(data.command)}</code> makes this page.` : ""}</p>`;
   }
 }

@@ -1,6 +1,13 @@
 // Pictures of tours: keyed marks, which move from one card to the next; scales, and labels that do not overlap.
 //
-// A card states its picture as `picture: (W, H, small) => [marks]`, W by H pixels; `small`: in the gallery, without words.
+// A card states its picture in three fields: `bars: ["s", "score s"]`, a bar beside each word for a quantity of the followed
+// one, and what it is; `heading`, what stands above the place to their right; and `draw: (b) => [marks]`, which draws there,
+// from b.left and b.top on, b.wide by b.size pixels; b.quiet: without words, as it is small. Bars may also be `["n", "links",
+// [2]]`, at these indices, or `[numbers, "told", (j) => reference]`; any of the three may be a function. A quantity of vectors
+// has bars as long as these. Or `picture: (W, H, small) => [marks]` draws all of W by H pixels; `small`: in the gallery,
+// without words. The tour's own picture may return such a card, and its `board`, if it has one, takes (W, H, small, card) and
+// returns b with `drawn` in place of bars. What several tours draw is in `attention.js`.
+//
 // A mark is an element of SVG with a key. If the next card has a mark of the same key and tag, the page moves the one to
 // the other in 300 ms: numbers (x, r, opacity, ...) and the numbers within `d`, `points` and `transform` if the text
 // around them is the same. A mark that is new fades in, one without a successor fades out. With reduced motion all is
@@ -22,8 +29,7 @@
 // were at first, so that it stays. Text of SVG in the list (a ground, words) has no key and changes at once. `data-ref:
 // "w.1.2"` shows the formula of a number, `data-word: j` follows a word. Between two steps of time a picture reads S.at.
 // Tests compare the marks of the cards of a side without text: no two may be the same; every key is there once; names of
-// all words are drawn at 362 x 112, too; nothing reads NaN at any setting. `../../mechanisms/softmax/tour.js` is the
-// example: `board` has what stays from card to card (the words and their bars), each card adds what it is about.
+// all words are drawn at 362 x 112, too; nothing reads NaN at any setting. `../../mechanisms/softmax/tour.js` is the example.
 
 const svg = (tag, set = {}, inner = "") =>
   `<${tag} ${Object.entries(set).map(([key, x]) => `${key}="${typeof x === "number" ? +x.toFixed(2) : x}"`).join(" ")}>${inner}</${tag}>`;
@@ -167,7 +173,7 @@ function beside(names, followed, W, H, small, numbers, told, heading, ref = unde
   const wide = Math.max(narrow ? 70 : 92, 20 + Math.max(...names.map((name) => name.length)) * (narrow ? 6.2 : 7.4)), left = Math.round(narrow ? W * 0.48 : W * 0.42), high = narrow ? 7 : Math.min(22, 0.4 * thick);
   const head = small || narrow ? "" : text(0, 12, told, { class: "title" }) + text(left + 10, 12, heading, { class: "title" });
   const drawn = [head, rows(names, followed, y, wide, small), bars(numbers, wide + 4, left - 14, y, small ? 7 : high, ref)];
-  return { drawn, narrow, top, left: left + (narrow ? 0 : 10), y, names: wide, size: H - top - 4, wide: W - left - (narrow ? 0 : 10), quiet: small || narrow };
+  return { drawn, narrow, small, top, left: left + (narrow ? 0 : 10), y, names: wide, size: H - top - 4, wide: W - left - (narrow ? 0 : 10), quiet: small || narrow };
 }
 
 // The feet of points on the line along a direction.
@@ -187,7 +193,7 @@ function feet(at, points, along, quiet) {
 }
 
 // Values as points, each as large as its share, within the hull of those that are seen, and their mean; what is below 0 is hollow.
-function meeting(b, at, names, points, shares, seen, out, tied, drag) {
+function meeting(b, at, names, points, shares, seen, out, tied, drag, side = 1) {
   const place = (p) => [at.X(p), at.Y(p)], radius = (j) => (b.narrow ? 2.5 : 4) + (b.narrow ? 5 : 13) * Math.sqrt(Math.min(1, Math.abs(shares[j])));
   return [
     at.ground,
@@ -198,15 +204,15 @@ function meeting(b, at, names, points, shares, seen, out, tied, drag) {
       b.quiet ? [] : label(`name.${j}`, ...((x, y) => [x, y + (y > b.top + b.size / 2 ? radius(j) + 14 : -radius(j) - 5)])(...place(p)), names[j], { "text-anchor": "middle", class: "name" }),
     ]),
     mark("out", "circle", { cx: at.X(out), cy: at.Y(out), r: b.quiet ? 4 : 7, class: "sink" }),
-    b.quiet ? [] : label("out name", at.X(out) + 11, at.Y(out) - 8, "o", { class: "name strong" }),
+    b.quiet ? [] : label("out name", at.X(out) + 11 * side, at.Y(out) - 8, "o", { class: "name strong", "text-anchor": side < 0 ? "end" : "start" }),
   ];
 }
 
 // What is wished for, which can be dragged.
-const aimed = (b, at, goal, drag, name = "t") => [
+const aimed = (b, at, goal, drag, name = "t", side = -1) => [
   cross("goal", at.X(goal), at.Y(goal), b.quiet ? 3 : 5),
   mark("goal hold", "circle", { cx: at.X(goal), cy: at.Y(goal), r: 12, class: "ground", "aria-label": "drag the wanted output" }, "", (x, y) => drag(at.back(x, y))),
-  b.quiet ? [] : label("goal name", at.X(goal) - 9, at.Y(goal) - 9, name, { class: "name strong", "text-anchor": "end" }),
+  b.quiet ? [] : label("goal name", at.X(goal) + 9 * side, at.Y(goal) - 9, name, { class: "name strong", "text-anchor": side < 0 ? "end" : "start" }),
 ];
 
 // ---- moving ------------------------------------------------------------------------------------------------------------
@@ -238,9 +244,24 @@ function halfway(from, to, part) {
   ];
 }
 
+// Bars as a card states them: [a quantity, what it is, indices] or [numbers, what they are, j => reference]; of a quantity those of the followed token,
+// now, or at the indices; or, if it has coordinates, how long it is.
+Numbers.prototype.bars = function bars([what, told, at = undefined]) {
+  const { state, mechanism } = this, tokens = this.data.tokens.map((_, j) => j);
+  if (typeof what !== "string") return [what, told, at];
+  const axes = [...mechanism.quantities[what].axes], vectors = !this.isToken(axes.at(-1)) && axes.pop();
+  const t = TIMES.includes(axes[0]) ? [Math.min(state.t, this.length(axes[0]) - (axes[0] === "T" ? 2 : 1))] : [], before = at ?? [...t, ...(axes.length - t.length > 1 ? [state.i] : [])];
+  if (vectors) return [tokens.map((j) => Math.hypot(...Array.from({ length: this.length(vectors) }, (_, c) => this.number(what, [...before, j, c])))), told];
+  return [tokens.map((j) => this.number(what, [...before, j])), told, (j) => [what, ...before, j].join(".")];
+};
+
 // The marks of a card, of the tour where it has none of its own.
 Numbers.prototype.marks = function marks(card, W, H, small = false) {
-  return [(card?.picture ?? this.mechanism.picture)(W, H, small)].flat(Infinity).filter(Boolean);
+  const value = (x) => (typeof x === "function" ? x() : x), drawn = card?.draw ? card : (card?.picture ?? this.mechanism.picture)(W, H, small);
+  if (!drawn.draw) return [drawn].flat(Infinity).filter(Boolean);
+  const stated = { ...drawn, bars: value(drawn.bars), heading: value(drawn.heading) ?? "" }, [numbers, told, ref] = this.mechanism.board ? [] : this.bars(stated.bars);
+  const b = this.mechanism.board?.(W, H, small, stated) ?? beside(this.data.tokens, this.state.i, W, H, small, numbers, told, stated.heading, ref);
+  return [b.drawn, drawn.draw(b)].flat(Infinity).filter(Boolean);
 };
 Numbers.prototype.drawing = function drawing(card, W, H, small = false) {
   return written(this.marks(card, W, H, small));

@@ -39,14 +39,14 @@ const extents = {};
 const extent = () => (extents[JSON.stringify(K)] ??= [DATA.target, [0, 0], ...DATA.v, ...J.flatMap((t) => [added(t + 1, question(t)), ...[question(t), ...J.slice(0, t + 1).map(keyOf)].flatMap((key) => [asked(states(t), key), asked(states(t + 1), key)])])].map(flat));
 
 // Where things are; the tokens, the one that comes framed, and where there is room a bar for each.
-function board(W, H, small, [told, middle, right], numbers, quantity = undefined) {
+function board(W, H, small, { bars: [what, told], heading: [middle, right] }) {
   const narrow = W < 420, quiet = small || narrow, top = quiet ? 2 : 26, legend = narrow && !small && H > 160 ? 20 : 0, names = small ? 0 : 22 + Math.max(...DATA.tokens.map((token) => token.length)) * (narrow ? 6.9 : 8);
   const y = scale(0, Math.max(1, J.length - 1), top + 13, H - 16), from = small ? 2 : narrow ? names + 4 : 0.34 * W, left = W * (small ? 0.5 : narrow ? 0.66 : 0.61), wide = W - left;
   const head = quiet ? [] : [[0, told], [from, middle], [left, right]].map(([x, inside]) => text(x, 12, inside, { class: "title" }));
   const list = small ? [] : [
     rows(DATA.tokens, S.i, y, names, small),
     mark("now", "rect", { x: -3, y: y(now()) - rowHigh(y) / 2, width: names + 2, height: rowHigh(y), rx: 6, class: "frame" }),
-    quiet ? [] : bars(numbers, names + 6, from - 22, y, Math.min(20, (0.4 * H) / J.length), quantity && ((j) => `${quantity}.${j}`)),
+    quiet ? [] : bars(typeof what === "string" ? J.map((j) => V[what](j)) : what, names + 6, from - 22, y, Math.min(20, (0.4 * H) / J.length), typeof what === "string" ? (j) => `${what}.${j}` : undefined),
     legend ? text(W, H - 4, "○ said, ● remembered", { class: "title", "text-anchor": "end" }) : "",
   ];
   return { drawn: [head, list], narrow, small, quiet, top, H, from, space: left - from - (quiet ? 8 : 22), left, wide, size: Math.min(wide, H - top - 4 - legend) };
@@ -125,32 +125,34 @@ const RINGS = "values: ○ said, ● remembered";
 const during = () => mix(weak(now()), states(now() + 1), progress()); // the faded memory, and what the token makes of it
 const keyColumn = () => column("key k", "k", now());
 
-function fade(W, H, small) {
-  const n = now(), before = states(n), until = n, b = board(W, H, small, ["miss of each token", "before, and faded", RINGS], errors(weak(n), until)), f = field(b, weak(n), until);
-  return [b.drawn, stack(b, [matrix("before", "memory S", "state", n), matrix("S", "faded D", "faded", n)]), f.drawn, J.slice(0, until).map((j) => [vector(`push.${j}`, ...f.place(asked(before, keyOf(j))), ...f.place(f.heard[j]), { style: `stroke:${color(j)}` })])];
+const missed = () => [errors(during(), now() + 1), "miss of each token"];
+
+function fade(b) {
+  const n = now(), before = states(n), until = n, f = field(b, weak(n), until);
+  return [stack(b, [matrix("before", "memory S", "state", n), matrix("S", "faded D", "faded", n)]), f.drawn, J.slice(0, until).map((j) => [vector(`push.${j}`, ...f.place(asked(before, keyOf(j))), ...f.place(f.heard[j]), { style: `stroke:${color(j)}` })])];
 }
 
-function ask(W, H, small) {
-  const n = now(), b = board(W, H, small, ["k · key of each", "each row times the key", "rows times k, end to end"], overlaps()), f = field(b, weak(n), n);
-  return [b.drawn, stack(b, [matrix("S", "memory D", "faded", n, keyColumn()), row("answer a", "answer", n)]), f.drawn, chain(f, weak(n), keyOf(n)), called(b, f, "a", vectorOf("answer", n))];
+function ask(b) {
+  const n = now(), f = field(b, weak(n), n);
+  return [stack(b, [matrix("S", "memory D", "faded", n, keyColumn()), row("answer a", "answer", n)]), f.drawn, chain(f, weak(n), keyOf(n)), called(b, f, "a", vectorOf("answer", n))];
 }
 
 // From the answer to the value: the miss, of which u is the part that is written.
-function lack(W, H, small, heads, below, thick) {
-  const n = now(), b = board(W, H, small, heads, errors(during(), n + 1)), f = field(b, during()), a = vectorOf("answer", n), u = vectorOf("correction", n);
+function lack(b, below, thick) {
+  const n = now(), f = field(b, during()), a = vectorOf("answer", n), u = vectorOf("correction", n);
   return [
-    b.drawn, stack(b, [matrix("S", "memory D", "faded", n, keyColumn()), ...below]), f.drawn,
+    stack(b, [matrix("S", "memory D", "faded", n, keyColumn()), ...below]), f.drawn,
     thick ? [line("miss", [f.place(a), f.place(DATA.v[n])], { class: "hair dashed" }), vector("change", ...f.place(a), ...f.place(a.map((x, e) => x + u[e])), { class: "vector thick" }), called(b, f, "u", a.map((x, e) => x + u[e] / 2))] : [vector("change", ...f.place(a), ...f.place(DATA.v[n]), { class: "vector thick" }), called(b, f, "m", a.map((x, e) => (x + DATA.v[n][e]) / 2))],
     mark("from", "circle", { cx: f.place(a)[0], cy: f.place(a)[1], r: b.quiet ? 3 : 4.5, class: "sink" }), called(b, f, "a", a, true),
   ];
 }
-const see = (W, H, small) => lack(W, H, small, ["miss of each token", "value less answer", "from the answer a to the value"], [row("answer a", "answer", now()), row("value v", "v", now()), row("miss m", "miss", now())], false);
-const decide = (W, H, small) => lack(W, H, small, ["miss of each token", "u is β times m", "how far to go: u"], [row("miss m", "miss", now()), row("change u", "correction", now())], true);
+const see = (b) => lack(b, [row("answer a", "answer", now()), row("value v", "v", now()), row("miss m", "miss", now())], false);
+const decide = (b) => lack(b, [row("miss m", "miss", now()), row("change u", "correction", now())], true);
 
-function writing(W, H, small) {
-  const n = now(), b = board(W, H, small, ["k · key of each", "k times u is added", RINGS], overlaps()), f = field(b, states(n + 1), n + 1), old = weak(n);
+function writing(b) {
+  const n = now(), f = field(b, states(n + 1), n + 1), old = weak(n);
   return [
-    b.drawn, stack(b, [matrix("S", "memory S", "state", n + 1, keyColumn(), moment() === S.t && S.t < J.length ? undefined : during()), row("change u", "correction", n)]), f.drawn,
+    stack(b, [matrix("S", "memory S", "state", n + 1, keyColumn(), moment() === S.t && S.t < J.length ? undefined : during()), row("change u", "correction", n)]), f.drawn,
     J.slice(0, n + 1).map((j) => vector(`push.${j}`, ...f.place(asked(old, keyOf(j))), ...f.place(f.heard[j]), { style: `stroke:${color(j)}`, ...(j === n ? { class: "vector thick" } : {}) })),
   ];
 }
@@ -165,17 +167,19 @@ function path(b, f) {
   ];
 }
 
-function read(W, H, small) {
-  const n = now(), b = board(W, H, small, ["q / √d · key of each", "each row times q / √d", "rows times q / √d, end to end"], J.map((j) => inner(question(n), keyOf(j)))), f = field(b, states(n + 1), n + 1);
-  return [b.drawn, stack(b, [matrix("S", "memory S", "state", n + 1, column("question q", "q", n)), row("output o", "o", n)]), f.drawn, chain(f, states(n + 1), question(n)), black(b, f, vectorOf("o", n)), called(b, f, "o", vectorOf("o", n))];
+function read(b) {
+  const n = now(), f = field(b, states(n + 1), n + 1);
+  return [stack(b, [matrix("S", "memory S", "state", n + 1, column("question q", "q", n)), row("output o", "o", n)]), f.drawn, chain(f, states(n + 1), question(n)), black(b, f, vectorOf("o", n)), called(b, f, "o", vectorOf("o", n))];
 }
 
-function overview(W, H, small) {
-  if (S.side === "backward") return toValue(W, H, small);
-  const n = now(), memory = memoryAt(moment()), until = Math.floor(moment() + 1e-9) + (moment() - Math.floor(moment()) > 0.5), b = board(W, H, small, ["miss of each token", S.t < J.length ? `next: ${DATA.tokens[n]}` : `after ${DATA.tokens[n]}`, RINGS], errors(memory, until)), f = field(b, memory, until);
-  const shown = moment() === S.t ? undefined : memory;
-  return [b.drawn, stack(b, [matrix("S", "memory S", "state", S.t, keyColumn(), shown), ...(small ? [] : [row("answer a", "answer", n), row("value v", "v", n), row("miss m", "miss", n)])]), f.drawn, path(b, f)];
-}
+const remembered = () => { const at = moment(); return Math.floor(at + 1e-9) + (at - Math.floor(at) > 0.5); };
+const opening = {
+  bars: () => [errors(memoryAt(moment()), remembered()), "miss of each token"], heading: () => [S.t < J.length ? `next: ${DATA.tokens[now()]}` : `after ${DATA.tokens[now()]}`, RINGS],
+  draw: (b) => {
+    const n = now(), memory = memoryAt(moment()), f = field(b, memory, remembered()), below = b.small ? [] : [row("answer a", "answer", n), row("value v", "v", n), row("miss m", "miss", n)];
+    return [stack(b, [matrix("S", "memory S", "state", S.t, keyColumn(), moment() === S.t ? undefined : memory), ...below]), f.drawn, path(b, f)];
+  },
+};
 
 // Backwards: the output, what is wished for, and the plane without what is remembered.
 function goal(b, f) {
@@ -192,47 +196,49 @@ function tugged(b, f, points, gradients, name = "push", set = {}) {
 }
 const after = () => `gradients, ${DATA.tokens[now()]}`;
 
-function toQuestion(W, H, small) {
-  const n = now(), b = board(W, H, small, ["|dq| of each", "rows · do", "rows of S, and the gradient do"], J.map((j) => size(D.map((d) => V.dq(j, d))))), f = field(b, states(n + 1), 0, true), grad = vectorOf("dread", n);
-  return [b.drawn, stack(b, [matrix("S", "memory S", "state", n + 1, column("gradient dq", "dq", n)), row("gradient do", "dread", n)]), f.drawn, tugged(b, f, states(n + 1), D.map(() => E.map(() => 0))), states(n + 1).map((p, d) => line(`tie.${d}`, [f.place(E.map(() => 0)), f.place(p)])), vector("sum", ...f.place(less(vectorOf("o", n), grad)), ...f.place(vectorOf("o", n)), { class: "vector thick" }), goal(b, f)];
+function toQuestion(b) {
+  const n = now(), f = field(b, states(n + 1), 0, true), grad = vectorOf("dread", n);
+  return [stack(b, [matrix("S", "memory S", "state", n + 1, column("gradient dq", "dq", n)), row("gradient do", "dread", n)]), f.drawn, tugged(b, f, states(n + 1), D.map(() => E.map(() => 0))), states(n + 1).map((p, d) => line(`tie.${d}`, [f.place(E.map(() => 0)), f.place(p)])), vector("sum", ...f.place(less(vectorOf("o", n), grad)), ...f.place(vectorOf("o", n)), { class: "vector thick" }), goal(b, f)];
 }
 
-function toMemory(W, H, small) {
-  const n = now(), b = board(W, H, small, ["|dS| after each", after(), "where rows of S should move: −dS"], J.map((j) => size(rowsOf("dS", j)))), f = field(b, states(n + 1), 0, true);
-  return [b.drawn, stack(b, [matrix("dS", "gradient dS", "dS", n, column("question q", "q", n)), row("gradient do", "dread", n)], true), f.drawn, tugged(b, f, states(n + 1), rowsOf("dS", n)), goal(b, f)];
+function toMemory(b) {
+  const n = now(), f = field(b, states(n + 1), 0, true);
+  return [stack(b, [matrix("dS", "gradient dS", "dS", n, column("question q", "q", n)), row("gradient do", "dread", n)], true), f.drawn, tugged(b, f, states(n + 1), rowsOf("dS", n)), goal(b, f)];
 }
 
-function toChange(W, H, small) {
-  const n = now(), b = board(W, H, small, ["|du| of each", after(), "rows of dS times k, end to end"], J.map((j) => size(vectorOf("du", j)))), f = field(b, states(n + 1), 0, true);
-  return [b.drawn, stack(b, [matrix("dS", "gradient dS", "dS", n, keyColumn()), row("gradient du", "du", n)], true), f.drawn, chain(f, rowsOf("dS", n), keyOf(n)), called(b, f, "du", vectorOf("du", n)), goal(b, f)];
+function toChange(b) {
+  const n = now(), f = field(b, states(n + 1), 0, true);
+  return [stack(b, [matrix("dS", "gradient dS", "dS", n, keyColumn()), row("gradient du", "du", n)], true), f.drawn, chain(f, rowsOf("dS", n), keyOf(n)), called(b, f, "du", vectorOf("du", n)), goal(b, f)];
 }
 
-function toMiss(W, H, small) {
-  const n = now(), b = board(W, H, small, ["gradient dβ of each", after(), "the miss m, and the gradient du"], J.map((j) => V.dbeta(j)), "dbeta"), f = field(b, states(n + 1), 0, true), a = vectorOf("answer", n), du = vectorOf("du", n), m = vectorOf("miss", n), by = room(f, [a], [du.map((x) => -x)]);
+function toMiss(b) {
+  const n = now(), f = field(b, states(n + 1), 0, true), a = vectorOf("answer", n), du = vectorOf("du", n), m = vectorOf("miss", n), by = room(f, [a], [du.map((x) => -x)]);
   const share = inner(m, du) / (inner(du, du) || 1), foot = a.map((x, e) => x + share * du[e]), tip = a.map((x, e) => x + by * du[e]);
   return [
-    b.drawn, stack(b, [row("gradient du", "du", n), row("gradient dm", "dm", n), row("miss m", "miss", n)], true), f.drawn,
+    stack(b, [row("gradient du", "du", n), row("gradient dm", "dm", n), row("miss m", "miss", n)], true), f.drawn,
     vector("change", ...f.place(a), ...f.place(DATA.v[n]), { style: `stroke:${color(n)}`, class: "vector thick" }), vector("sum", ...f.place(a), ...f.place(tip), { class: "vector thick" }), line("along", [f.place(a), f.place(foot)], { class: "hair dashed" }), line("drop", [f.place(DATA.v[n]), f.place(foot)], { class: "hair dashed", style: `stroke:${color(n)}` }),
     called(b, f, "du", tip), called(b, f, "m", a.map((x, e) => x + m[e] / 2)), goal(b, f),
   ];
 }
 
-function toValue(W, H, small) {
-  const n = now(), b = board(W, H, small, ["|dv| of each", after(), "where values should move: −dv"], J.map((j) => size(vectorOf("dv", j)))), f = field(b, states(n + 1), 0, true), o = vectorOf("o", S.i);
-  return [b.drawn, stack(b, [matrix("dS", "gradient dS", "dS", n, keyColumn()), ...(small ? [] : [row("gradient du", "du", n), row("gradient dv", "dv", n)])], true), f.drawn, J.map((j) => vector(`push.${j}`, ...f.place(DATA.v[j]), ...f.place(less(DATA.v[j], vectorOf("dv", j))), { style: `stroke:${color(j)}` })), vector("sum", ...f.place(o), ...f.place(DATA.target), { class: "vector thick" }), goal(b, f)];
+function toValue(b) {
+  const n = now(), f = field(b, states(n + 1), 0, true), o = vectorOf("o", S.i);
+  return [stack(b, [matrix("dS", "gradient dS", "dS", n, keyColumn()), ...(b.small ? [] : [row("gradient du", "du", n), row("gradient dv", "dv", n)])], true), f.drawn, J.map((j) => vector(`push.${j}`, ...f.place(DATA.v[j]), ...f.place(less(DATA.v[j], vectorOf("dv", j))), { style: `stroke:${color(j)}` })), vector("sum", ...f.place(o), ...f.place(DATA.target), { class: "vector thick" }), goal(b, f)];
 }
 
-function toFaded(W, H, small) {
-  const n = now(), b = board(W, H, small, ["|dD| of each", after(), "−dS (dashed), and −dD of the rows"], J.map((j) => size(rowsOf("dD", j)))), f = field(b, weak(n), 0, true);
-  return [b.drawn, stack(b, [matrix("before", "gradient dS", "dS", n, keyColumn()), row("gradient dm", "dm", n), matrix("dS", "gradient dD", "dD", n)], true), f.drawn, tugged(b, f, weak(n), rowsOf("dS", n), "was", { class: "ghost" }), tugged(b, f, weak(n), rowsOf("dD", n)), goal(b, f)];
+function toFaded(b) {
+  const n = now(), f = field(b, weak(n), 0, true);
+  return [stack(b, [matrix("before", "gradient dS", "dS", n, keyColumn()), row("gradient dm", "dm", n), matrix("dS", "gradient dD", "dD", n)], true), f.drawn, tugged(b, f, weak(n), rowsOf("dS", n), "was", { class: "ghost" }), tugged(b, f, weak(n), rowsOf("dD", n)), goal(b, f)];
 }
+
+const toTheValue = { bars: () => [J.map((j) => size(vectorOf("dv", j))), "|dv| of each"], heading: () => [after(), "where values should move: −dv"], draw: toValue };
 
 // The keys have a plane of their own.
-function toKey(W, H, small) {
-  const n = now(), b = board(W, H, small, ["|dk| of each", after(), "keys, and where this one should move: −dk"], J.map((j) => size(D.map((d) => V.dk(j, d))))), at = plane(b.left, b.top, b.size, [[0, 0], [1.3, 1.3], ...first.map((k) => flat(k.map((x) => K.length * x)))], b.wide);
+function toKey(b) {
+  const n = now(), at = plane(b.left, b.top, b.size, [[0, 0], [1.3, 1.3], ...first.map((k) => flat(k.map((x) => K.length * x)))], b.wide);
   const f = { at, place: (p) => [at.X(flat(p)), at.Y(flat(p))] }, grad = D.map((d) => V.dk(n, d)), named = labels(b.left + b.wide, b.top + b.size, 13, [], b.left, b.top);
   return [
-    b.drawn, stack(b, [matrix("dS", "gradient dS", "dS", n, column("gradient dk", "dk", n)), row("change u", "correction", n), row("gradient dm", "dm", n)], true), at.ground,
+    stack(b, [matrix("dS", "gradient dS", "dS", n, column("gradient dk", "dk", n)), row("change u", "correction", n), row("gradient dm", "dm", n)], true), at.ground,
     J.map((j) => [
       vector(`key.${j}`, ...f.place(D.map(() => 0)), ...f.place(keyOf(j)), { style: `stroke:${color(j)}` }),
       point(`ring.${j}`, ...f.place(keyOf(j)), b.quiet ? 4 : j === n ? 8 : 6, j, { "aria-label": `drag the key of ${DATA.tokens[j]}` }, (x, y) => put(DATA.k[j], at.back(x, y), K.length)),
@@ -242,9 +248,9 @@ function toKey(W, H, small) {
   ];
 }
 
-function toFading(W, H, small) {
-  const n = now(), memory = weak(n), b = board(W, H, small, ["d log decay of each", after(), "fading moves rows to 0; −dD"], J.map((j) => V.dlog(j)), "dlog"), f = field(b, weak(n), 0, true);
-  return [b.drawn, stack(b, [matrix("S", "faded D", "faded", n), matrix("dS", "gradient dD", "dD", n)], true), f.drawn, memory.map((p, d) => vector(`tie.${d}`, ...f.place(p), ...f.place(p.map(() => 0)), { class: "vector dashed", opacity: 0.6 })), tugged(b, f, memory, rowsOf("dD", n)), goal(b, f)];
+function toFading(b) {
+  const n = now(), memory = weak(n), f = field(b, weak(n), 0, true);
+  return [stack(b, [matrix("S", "faded D", "faded", n), matrix("dS", "gradient dD", "dD", n)], true), f.drawn, memory.map((p, d) => vector(`tie.${d}`, ...f.place(p), ...f.place(p.map(() => 0)), { class: "vector dashed", opacity: 0.6 })), tugged(b, f, memory, rowsOf("dD", n)), goal(b, f)];
 }
 
 const first = DATA.k.map((row) => [...row]);
@@ -302,98 +308,84 @@ tour({
     dlog: { id: "dDELTA.log_decay", axes: "j", symbol: "dlog_decay", what: "gradient of the logarithm of the decay", of: (j) => sum(D.flatMap((d) => E.map((e) => mul(dD(j, d, e), faded(j, d, e))))) },
   },
   forward: [
-    {
-      id: "DELTA.1", title: "Fade", when: "step", show: [["state"], ["faded"]], pick: () => ["faded", now(), 0, 0], picture: fade,
+    { id: "DELTA.1", title: "Fade", when: "step", show: [["state"], ["faded"]], pick: () => ["faded", now(), 0, 0],
+      bars: () => [errors(weak(now()), now()), "miss of each token"], heading: ["before, and faded", RINGS], draw: fade,
       say: () => `The slider counts the tokens that are written: ${now()}. Now token ${now() + 1}, ${names([now()])}, comes. First the memory fades (the gate): it keeps exp(${show(K.log_decay)}) = ${percent(Math.exp(K.log_decay))} of every number in it.`,
       alt: "The memory before and after the fading, and what it answers to the keys that it has seen",
-      caption: () => (now() === 0 ? "The memory is still empty: there is nothing to fade." : K.log_decay === 0 ? "Nothing fades here: the two tables are the same." : `All numbers of the table get smaller, so what is remembered moves towards 0, the crossing of the axes: by ${percent(1 - Math.exp(K.log_decay))} of its way.`),
-    },
-    {
-      title: "Ask", label: "a part of DELTA.2", formula: "a_n = D_n^T k_n", when: "step", show: [["k"], ["faded"], ["answer"]], pick: () => ["answer", now(), 0], picture: ask,
+      caption: () => (now() === 0 ? "The memory is still empty: there is nothing to fade." : K.log_decay === 0 ? "Nothing fades here: the two tables are the same." : `All numbers of the table get smaller, so what is remembered moves towards 0, the crossing of the axes: by ${percent(1 - Math.exp(K.log_decay))} of its way.`) },
+    { title: "Ask", label: "a part of DELTA.2", formula: "a_n = D_n^T k_n", when: "step", show: [["k"], ["faded"], ["answer"]], pick: () => ["answer", now(), 0],
+      bars: () => [overlaps(), "k · key of each"], heading: ["each row times the key", "rows times k, end to end"], draw: ask,
       say: "The memory is asked for the token’s key before anything is written. Its answer is the sum of its rows, each times one element of the key.",
       alt: "Rows of the memory times elements of the key, end to end: they lead to the answer",
-      caption: () => (now() === 0 ? "An empty memory answers 0 to every key." : `The thick arrow is the answer a to the key of ${names([now()])}. ${several(now()) || !J.some((j) => j && several(j)) ? "It comes from tokens whose keys are like this one." : `Here one row counts; with the slider at ${J.findIndex((j) => j && several(j))}, more do.`}`),
-    },
-    {
-      id: "DELTA.2", title: "See what is missing", when: "step", show: [["v"], ["answer"], ["miss"]], pick: () => ["miss", now(), 0], picture: see,
+      caption: () => (now() === 0 ? "An empty memory answers 0 to every key." : `The thick arrow is the answer a to the key of ${names([now()])}. ${several(now()) || !J.some((j) => j && several(j)) ? "It comes from tokens whose keys are like this one." : `Only one row counts, as all else in this key is 0; with the slider at ${J.findIndex((j) => j && several(j))}, more do.`}`) },
+    { id: "DELTA.2", title: "See what is missing", when: "step", show: [["v"], ["answer"], ["miss"]], pick: () => ["miss", now(), 0],
+      bars: missed, heading: ["value less answer", "from the answer a to the value"], draw: see,
       say: "The miss is what the answer lacks to be the value: the value minus the answer.",
       alt: "An arrow from the answer to the value of the token: the miss",
-      caption: () => `The answer to the key of ${names([now()])} misses its value by ${show(size(vectorOf("miss", now())))}, the length of the arrow.`,
-    },
-    {
-      id: "DELTA.3", title: "Decide how much to change", when: "step", show: [["miss"], ["correction"]], pick: () => ["correction", now(), 0], picture: decide,
+      caption: () => `The answer to the key of ${names([now()])} misses its value by ${show(size(vectorOf("miss", now())))}, the length of the arrow.` },
+    { id: "DELTA.3", title: "Decide how much to change", when: "step", show: [["miss"], ["correction"]], pick: () => ["correction", now(), 0],
+      bars: missed, heading: ["u is β times m", "how far to go: u"], draw: decide,
       say: "The number β says how firmly to write: 1 takes the whole miss, 0 ignores the token. It is a learning rate: the writing is one step of gradient descent on half the squared miss.",
       alt: "The part of the miss that is written, as an arrow along it",
-      caption: () => (K.beta === 0 ? "With β = 0 nothing is written." : `The thick arrow u is ${percent(K.beta)} of the way from the answer a to the value.`),
-    },
-    {
-      id: "DELTA.4", title: "Write", when: "step", show: [["k"], ["faded"], ["correction"], ["state+1"]], pick: () => ["state", now() + 1, main(keyOf(now())), 0], picture: writing,
+      caption: () => (K.beta === 0 ? "With β = 0 nothing is written." : `The thick arrow u is ${percent(K.beta)} of the way from the answer a to the value.`) },
+    { id: "DELTA.4", title: "Write", when: "step", show: [["k"], ["faded"], ["correction"], ["state+1"]], pick: () => ["state", now() + 1, main(keyOf(now())), 0],
+      bars: () => [overlaps(), "k · key of each"], heading: ["k times u is added", RINGS], draw: writing,
       say: () => `Each row of the memory changes by u times one element of the key. So this key’s answer moves by u times k · k, here ${show(along(now(), now()))}. Answers to keys at right angles stay.`,
       alt: "The memory after the writing, and arrows by which its answers move",
       caption: () => {
         const others = disturbed(), n = now();
         if (K.beta === 0) return "Nothing is written, so no answer moves.";
         return `Arrows: how answers move. ${others.length ? `What is remembered of ${names(others.slice(-1))} is disturbed: the key is not at right angles, so its answer moves by ${show(along(others.at(-1), n))} u.` : `Only the answer to the key of ${names([n])} moves.`}`;
-      },
-    },
-    {
-      id: "DELTA.5", title: "Read", when: "last", show: [["q"], ["state+1"], ["o"]], pick: () => ["o", now(), 0], picture: read,
+      } },
+    { id: "DELTA.5", title: "Read", when: "last", show: [["q"], ["state+1"], ["o"]], pick: () => ["o", now(), 0],
+      bars: () => [J.map((j) => inner(question(now()), keyOf(j))), "q / √d · key of each"], heading: ["each row times q / √d", "rows times q / √d, end to end"], draw: read,
       say: () => `The token’s question is put to the memory as it is after the writing. No later token is in it, so no mask is needed. The question is divided by √d, as in softmax attention${notes ? ": what is left of it here is Ann’s key, for keys of length 1" : ""}.`,
       alt: "Rows of the memory times elements of the question, end to end: they lead to the output",
-      caption: () => (K.beta === 0 ? "Nothing was written, so the output is 0." : `The output o of ${names([now()])} is nearest to the value of ${names([nearest(vectorOf("o", now()), J.slice(0, now() + 1))])}.`),
-    },
+      caption: () => (K.beta === 0 ? "Nothing was written, so the output is 0." : `The output o of ${names([now()])} is nearest to the value of ${names([nearest(vectorOf("o", now()), J.slice(0, now() + 1))])}.`) },
   ],
   backward: [
-    {
-      id: "dDELTA.q", of: "DELTA.5", title: "To the question", when: "step", show: [["dread"], ["state+1"], ["dq"]], pick: () => ["dq", S.i, 0], picture: toQuestion,
+    { id: "dDELTA.q", of: "DELTA.5", title: "To the question", when: "step", show: [["dread"], ["state+1"], ["dq"]], pick: () => ["dq", S.i, 0],
+      bars: () => [J.map((j) => size(D.map((d) => V.dq(j, d)))), "|dq| of each"], heading: ["rows · do", "rows of S, and the gradient do"], draw: toQuestion,
       say: () => `Suppose that the output of ${names([S.i])} should have been the target t: its gradient is the difference. An element of the question is a factor of one row of the memory, so its gradient is how far that row points along that of the output.`,
       alt: "Rows of the memory as points, and the gradient of the output as an arrow",
-      caption: () => (now() === S.i ? `The thick arrow is do, from t to o. dq has one number for each row: that row · do, over √d. Drag t.` : `Only the output of ${names([S.i])} is in the loss: the question of ${names([now()])} does not matter to it.`),
-    },
-    {
-      id: "dDELTA.4", of: "DELTA.4", title: "To the memory", when: "step", show: [["q"], ["dread"], ["dS"]], pick: () => ["dS", now(), 0, 0], picture: toMemory,
+      caption: () => (now() === S.i ? `The thick arrow is do, from t to o. dq has one number for each row: that row · do, over √d. Drag t.` : `Only the output of ${names([S.i])} is in the loss: the question of ${names([now()])} does not matter to it.`) },
+    { id: "dDELTA.4", of: "DELTA.4", title: "To the memory", when: "step", show: [["q"], ["dread"], ["dS"]], pick: () => ["dS", now(), 0, 0],
+      bars: () => [J.map((j) => size(rowsOf("dS", j))), "|dS| after each"], heading: () => [after(), "where rows of S should move: −dS"], draw: toMemory,
       say: "The memory after a token was read by that token, and passed on to the next: the gradients of both uses add up.",
       alt: "Rows of the memory as points, each with an arrow against its gradient",
-      caption: () => (size(rowsOf("dS", now())) < 5e-5 ? `After ${names([now()])} nothing is read from the memory that the loss looks at.` : `Where the rows of the memory after ${names([now()])} should move, so that the loss falls.`),
-    },
-    {
-      id: "dDELTA.3", of: "DELTA.4", title: "To the change", when: "step", show: [["k"], ["dS"], ["du"]], pick: () => ["du", now(), 0], picture: toChange,
+      caption: () => (size(rowsOf("dS", now())) < 5e-5 ? `After ${names([now()])} nothing is read from the memory that the loss looks at.` : `Where the rows of the memory after ${names([now()])} should move, so that the loss falls.`) },
+    { id: "dDELTA.3", of: "DELTA.4", title: "To the change", when: "step", show: [["k"], ["dS"], ["du"]], pick: () => ["du", now(), 0],
+      bars: () => [J.map((j) => size(vectorOf("du", j))), "|du| of each"], heading: () => [after(), "rows of dS times k, end to end"], draw: toChange,
       say: "The change was written along the key, so its gradient is what the memory’s gradient answers to that key.",
       alt: "Rows of the memory’s gradient times elements of the key, end to end",
-      caption: () => (size(vectorOf("du", now())) < 5e-5 ? `What ${names([now()])} writes does not matter to the loss.` : `The same sum as in “Ask”, of rows of dS: the thick arrow du is ${show(size(vectorOf("du", now())))} long.`),
-    },
-    {
-      id: ["dDELTA.2", "dDELTA.beta"], of: "DELTA.3", title: "To the miss, and to β", when: "step", show: [["du"], ["dm"], ["miss"], ["dbeta"]], pick: () => ["dbeta", now()], picture: toMiss,
+      caption: () => (size(vectorOf("du", now())) < 5e-5 ? `What ${names([now()])} writes does not matter to the loss.` : `The same sum as in “Ask”, of rows of dS: the thick arrow du is ${show(size(vectorOf("du", now())))} long.`) },
+    { id: ["dDELTA.2", "dDELTA.beta"], of: "DELTA.3", title: "To the miss, and to β", when: "step", show: [["du"], ["dm"], ["miss"], ["dbeta"]], pick: () => ["dbeta", now()],
+      bars: ["dbeta", "gradient dβ of each"], heading: () => [after(), "the miss m, and the gradient du"], draw: toMiss,
       say: "The miss was multiplied by β, so its gradient is, too. The gradient of β says how far the miss points where the loss grows.",
       alt: "The miss and the gradient of the change as arrows from the answer",
-      caption: () => (Math.abs(V.dbeta(now())) < 5e-5 ? `A larger β for ${names([now()])} would not change the loss.` : `The miss points ${V.dbeta(now()) > 0 ? "along" : "against"} du: a larger β for ${names([now()])} would ${V.dbeta(now()) > 0 ? "raise" : "lower"} the loss.`),
-    },
-    {
-      id: "dDELTA.v", of: "DELTA.2", title: "To the value", when: "step", show: [["dm"], ["dv"]], pick: () => ["dv", now(), 0], picture: toValue,
+      caption: () => (Math.abs(V.dbeta(now())) < 5e-5 ? `A larger β for ${names([now()])} would not change the loss.` : `The miss points ${V.dbeta(now()) > 0 ? "along" : "against"} du: a larger β for ${names([now()])} would ${V.dbeta(now()) > 0 ? "raise" : "lower"} the loss.`) },
+    { id: "dDELTA.v", of: "DELTA.2", title: "To the value", when: "step", show: [["dm"], ["dv"]], pick: () => ["dv", now(), 0], ...toTheValue,
       say: "The miss is the value minus the answer, so the value gets the gradient as it is.",
-      alt: "An arrow at each value: where it should move so that the loss falls",
-    },
-    {
-      id: "dDELTA.1", of: "DELTA.2", title: "To the faded memory", when: "step", show: [["k"], ["dS"], ["dm"], ["dD"]], pick: () => ["dD", now(), main(keyOf(now())), 0], picture: toFaded,
+      alt: "An arrow at each value: where it should move so that the loss falls" },
+    { id: "dDELTA.1", of: "DELTA.2", title: "To the faded memory", when: "step", show: [["k"], ["dS"], ["dm"], ["dD"]], pick: () => ["dD", now(), main(keyOf(now())), 0],
+      bars: () => [J.map((j) => size(rowsOf("dD", j))), "|dD| of each"], heading: () => [after(), "−dS (dashed), and −dD of the rows"], draw: toFaded,
       say: "The answer was subtracted, so a part of the gradient is taken off along the key: what this token has overwritten hears less of the loss.",
       alt: "Rows of the faded memory with two arrows each, before and after a part is taken off",
-      caption: () => (size(rowsOf("dS", now())) < 5e-5 ? `After ${names([now()])} nothing is read that the loss looks at.` : `Of the gradient dS, ${show(size(rowsOf("dS", now())))} long, k times dm is taken off, so that dD is ${show(size(rowsOf("dD", now())))} long.`),
-    },
-    {
-      id: "dDELTA.k", of: "DELTA.4", title: "To the key", when: "step", show: [["dS"], ["correction"], ["faded"], ["dm"], ["dk"]], pick: () => ["dk", now(), 0], picture: toKey,
+      caption: () => (size(rowsOf("dS", now())) < 5e-5 ? `After ${names([now()])} nothing is read that the loss looks at.` : `Of the gradient dS, ${show(size(rowsOf("dS", now())))} long, k times dm is taken off, so that dD is ${show(size(rowsOf("dD", now())))} long.`) },
+    { id: "dDELTA.k", of: "DELTA.4", title: "To the key", when: "step", show: [["dS"], ["correction"], ["faded"], ["dm"], ["dk"]], pick: () => ["dk", now(), 0],
+      bars: () => [J.map((j) => size(D.map((d) => V.dk(j, d)))), "|dk| of each"], heading: () => [after(), "keys, and where this one should move: −dk"], draw: toKey,
       say: "The key was used twice: writing gives dS u, asking gives −D dm. Both are added up.",
       alt: "The keys as arrows, and where the one of this token should move",
-      caption: () => (size(D.map((d) => V.dk(now(), d))) < 5e-5 ? `The key of ${names([now()])} does not matter to the loss.` : `The keys in their own plane. The loss falls if that of ${names([now()])} moves along the thick arrow, −dk. Keys can be dragged.`),
-    },
-    {
-      id: "dDELTA.log_decay", of: "DELTA.1", title: "To the fading", when: "step", show: [["faded"], ["dD"], ["dlog"]], pick: () => ["dlog", now()], picture: toFading,
+      caption: () => (size(D.map((d) => V.dk(now(), d))) < 5e-5 ? `The key of ${names([now()])} does not matter to the loss.` : `The keys in their own plane. The loss falls if that of ${names([now()])} moves along the thick arrow, −dk. Keys can be dragged.`) },
+    { id: "dDELTA.log_decay", of: "DELTA.1", title: "To the fading", when: "step", show: [["faded"], ["dD"], ["dlog"]], pick: () => ["dlog", now()],
+      bars: ["dlog", "d log decay of each"], heading: () => [after(), "fading moves rows to 0; −dD"], draw: toFading,
       say: "The faded memory is its own derivative by the logarithm of the decay: products with its gradient add up.",
       alt: "Rows of the faded memory, dashed arrows by which they fade, and arrows against their gradients",
-      caption: () => (Math.abs(V.dlog(now())) < 5e-5 ? `How much fades before ${names([now()])} hardly matters to the loss.` : `Dashed: how rows fade. In full: how they should move. To keep ${V.dlog(now()) > 0 ? "less" : "more"} before ${names([now()])} would lower the loss.`),
-    },
+      caption: () => (Math.abs(V.dlog(now())) < 5e-5 ? `How much fades before ${names([now()])} hardly matters to the loss.` : `Dashed: how rows fade. In full: how they should move. To keep ${V.dlog(now()) > 0 ? "less" : "more"} before ${names([now()])} would lower the loss.`) },
   ],
   time: { steps: () => J.length, name: "token", first: () => J.length - 1 },
-  picture: overview,
+  board,
+  picture: () => (S.side === "backward" ? toTheValue : opening),
   tasks: [
     { say: "write more firmly (β, or longer keys), until the newest token is remembered to within 0.1", done: () => size([states(J.length)].map((memory) => asked(memory, keyOf(J.length - 1)).map((x, e) => x - DATA.v[J.length - 1][e]))) < 0.1 },
     { say: "lengthen the keys until a writing overshoots: β k · k is more than 1", done: () => J.some((j) => K.beta * along(j, j) > 1 + 1e-9) },

@@ -34,4 +34,5 @@ TOUR = Tour(
         "target": [0.5, 0.7],
     },
     arguments=arguments,
+    table={},  # tokens are notes, not words
 )

@@ -1,6 +1,6 @@
 // The tour of graph energy attention: formulas, cards, picture.
 
-const { q, k, v, target, s, a, r, n, b, x, c, rate, y, w, u, z, p, o, do: dout, dv, dp, dz, du, dy, dx, drate, dc, db, own, dn, dr, da_s, ds, all, pi, e: each } = F;
+const { q, k, v, s, a, r, n, b, x, c, rate, y, w, u, z, p, o, do: dout, dv, dp, dz, du, dy, dx, drate, dc, db, own, dn, dr, da_s, ds, all, pi, e: each } = F;
 const MU = knob("mu");
 const steps = () => K.steps, times = () => Array.from({ length: K.steps }, (_, t) => t);
 const others = (i) => J.filter((j) => j !== i);
@@ -10,13 +10,11 @@ const filled = () => isTrue(J.some(kept), J.some(kept) ? "a word is kept" : "no 
 const strongest = (i) => largest(J.map((j) => V.a(i, j) * V.x(K.steps, j)));
 const read = () => (J.some(kept) ? undefined : strongest(S.i)); // the only word that is read if all are dropped
 const rises = (t) => V.E(t) > V.E(t - 1) + 1e-12;
-const largest = (list) => list.indexOf(Math.max(...list));
+
+const draw = attention({ weights: () => J.map((j) => V.p(S.i, j)), seen: (j) => V.p(S.i, j) > 0 }), { word } = draw;
 
 const quantities = {
-  q: { axes: "id", what: "query" },
-  k: { axes: "jd", what: "key" },
-  v: { axes: "je", what: "value" },
-  target: { axes: "e", symbol: "t", what: "wanted output" },
+  ...GIVEN, do: draw.gradient,
   s: { id: "GE.1", axes: "ij", what: "match of a query and a key", of: (i, j) => div(dot(D.map((e) => q(i, e)), D.map((e) => k(j, e))), sqrt(D.length)) },
   a: { id: "GE.2", axes: "ij", what: "softmax weight", of: (i, j) => softmax(s, i, j) },
   r: { id: "GE.3", axes: "ij", what: "likeness", of: (i, j) => div(add(s(i, j), s(j, i)), 2) },
@@ -34,7 +32,6 @@ const quantities = {
     of: (i, j) => choose(filled(), div(u(i, j), z(i)), words(j === strongest(i) ? "(the largest a x takes all)" : "(another a x is larger)", j === strongest(i) ? 1 : 0)),
   },
   o: { id: "GE.13", axes: "ie", what: "output", of: (i, e) => sum(J.map((j) => mul(p(i, j), v(j, e)))) },
-  do: { axes: "ie", what: "gradient of the output", of: (i, e) => (i === S.i ? sub(o(i, e), target(e)) : 0) },
   dv: { id: "dGE.v", axes: "je", what: "gradient of a value", of: (j, e) => mul(p(S.i, j), dout(S.i, e)) },
   dp: { id: "dGE.12", axes: "ij", what: "gradient of a share", of: (i, j) => dot(E.map((e) => dout(i, e)), E.map((e) => v(j, e))) },
   dz: { id: "dGE.11", axes: "i", what: "gradient of the sum", of: (i) => choose(filled(), neg(div(sum(J.map((j) => mul(dp(i, j), p(i, j)))), z(i))), 0) },
@@ -70,7 +67,6 @@ const quantities = {
 
 // The scores in words, for those who do not see the picture.
 const whole = () => `Scores from the first step to the last: ${J.map((j) => `${DATA.tokens[j]} ${show(V.x(0, j))} to ${show(V.x(K.steps, j))}`).join(", ")}.`;
-const word = () => `<b>${DATA.tokens[S.i]}</b>`;
 const saved = () => J.filter((j) => V.b(j) < K.tau && kept(j)), lost = () => J.filter((j) => V.b(j) >= K.tau && !kept(j)), dropped = () => J.filter((j) => !kept(j));
 const mover = () => saved()[0] ?? lost()[0] ?? largest(J.map((j) => Math.abs(V.x(K.steps, j) - V.b(j))));
 const nearest = (i) => others(i).reduce((best, j) => (V.n(i, j) > V.n(i, best) ? j : best), others(i)[0] ?? i);
@@ -93,10 +89,7 @@ const are = (list) => (list.length > 1 ? "are" : "is");
 
 // ---- pictures: the words with a bar each, and beside them what the card is about ---------------------------------------
 
-const flat = (list) => [list[0], list[1] ?? 0]; // of wider vectors the first two numbers are drawn
-const first = { q: DATA.q.map(flat), k: DATA.k.map(flat), v: DATA.v.map(flat), target: flat(DATA.target) }; // a plane stays while points are dragged
-const put = (list, to) => to.slice(0, list.length).forEach((number, e) => { list[e] = number; });
-const shares = () => J.map((j) => V.p(S.i, j));
+const shares = draw.weights, against = (list) => list.map((x) => -x);
 const moment = () => S.at ?? S.t;
 // A number of a word between two steps.
 const along = (of, at, j, last) => {
@@ -104,23 +97,6 @@ const along = (of, at, j, last) => {
   return of(low, j) + (at - low) * (of(high, j) - of(low, j));
 };
 const score = (j) => along(V.x, moment(), j, K.steps), during = (of) => J.map((j) => along(of, moment(), j, K.steps - 1));
-
-function board(W, H, numbers, told, heading, quantity) {
-  Object.assign(box, { last: undefined });
-  const { drawn, narrow, left, top, wide, size } = beside(DATA.tokens, S.i, W, H, false, numbers, told, heading, quantity && ((j) => `${quantity}.${j}`));
-  return { drawn, narrow, x: left, y: top, w: wide, h: size };
-}
-
-// Numbers of pairs: a row for each word that looks, cells that are framed, and a dot above each column.
-function table(b, name, frames) {
-  const n = J.length, names = b.narrow ? 4 : 74, head = b.narrow ? 10 : 26, wide = (b.w - names) / n, high = (b.h - head) / n, X = (j) => b.x + names + j * wide, Y = (i) => b.y + head + i * high;
-  return [
-    b.narrow ? [] : J.map((i) => text(X(0) - 8, Y(i) + high / 2 + 4, DATA.tokens[i], { "text-anchor": "end", class: i === S.i ? "strong" : "title" })),
-    grid("cell", X(0), Y(0), n * wide, n * high, J.map((i) => J.map((j) => V[name](i, j))), (i, j) => `${name}.${i}.${j}`),
-    J.map((j) => point(`dot.${j}`, X(j) + wide / 2, b.y + head / 2 - 2, b.narrow ? 3 : 5, j)),
-    frames.map(([i, j, count], m) => mark(`frame.${m}`, "rect", { x: X(j), y: Y(i), width: count * wide, height: high, rx: 4, class: "frame" })),
-  ];
-}
 
 // The graph within a box: lines as thick as `wide(i, j)` says, circles as large as scores, dashed below the threshold.
 function graph({ cx, cy, across, R }, narrow, wide, of = score, look = () => ({}), ringed = S.i) {
@@ -139,147 +115,91 @@ function graph({ cx, cy, across, R }, narrow, wide, of = score, look = () => ({}
   };
 }
 const mean = (i, j) => 0.5 * (V.n(i, j) + V.n(j, i));
-const within = (b) => ({ cx: b.x + b.w / 2, cy: b.y + b.h / 2, across: Math.min(0.42 * b.w, 0.8 * b.h), R: 0.5 * b.h - (b.narrow ? 16 : 46) });
+const within = (b) => ({ cx: b.left + b.wide / 2, cy: b.top + b.size / 2, across: Math.min(0.42 * b.wide, 0.8 * b.size), R: 0.5 * b.size - (b.quiet ? 16 : 46) });
 
 // A column for each word, as high as `of` it, above the threshold or below it; `arrows`: which way numbers push, to scale.
 function ladder(b, of, arrows = [], from = undefined) {
-  const all = [0, 1, ...[...times(), K.steps].flatMap((t) => J.map((j) => V.x(t, j)))], low = Math.min(...all), high = Math.max(...all), room = b.narrow ? 14 : 34;
-  const Y = scale(low, high, b.y + b.h - room, b.y + room), X = (j) => b.x + (b.w * (j + 0.5)) / J.length, cut = Math.max(b.y, Math.min(b.y + b.h, Y(K.tau))), gap = Math.min(13, b.w / J.length / (2 * arrows.length + 1));
-  const unit = Math.min((0.3 * b.h) / Math.max(1e-9, ...arrows.flatMap(({ list }) => list.map(Math.abs))), ...arrows.flatMap(({ list }) => list.map((z, j) => Math.max(8, z > 0 ? Y(of(j)) - b.y : b.y + b.h - Y(of(j))) / Math.max(1e-9, Math.abs(z)))));
+  const all = [0, 1, ...[...times(), K.steps].flatMap((t) => J.map((j) => V.x(t, j)))], low = Math.min(...all), high = Math.max(...all), room = b.quiet ? 14 : 34;
+  const Y = scale(low, high, b.top + b.size - room, b.top + room), X = (j) => b.left + (b.wide * (j + 0.5)) / J.length, cut = Math.max(b.top, Math.min(b.top + b.size, Y(K.tau))), gap = Math.min(13, b.wide / J.length / (2 * arrows.length + 1));
+  const unit = Math.min((0.3 * b.size) / Math.max(1e-9, ...arrows.flatMap(({ list }) => list.map(Math.abs))), ...arrows.flatMap(({ list }) => list.map((z, j) => Math.max(8, z > 0 ? Y(of(j)) - b.top : b.top + b.size - Y(of(j))) / Math.max(1e-9, Math.abs(z)))));
   return {
     X, Y,
     drawn: [
-      svg("rect", { x: b.x, y: b.y, width: b.w, height: b.h, rx: 6, class: "plane" }),
-      mark("below", "rect", { x: b.x, y: cut, width: b.w, height: b.y + b.h - cut, class: "below" }),
-      line("cut", [[b.x, cut], [b.x + b.w, cut]], { class: "cut" }),
-      b.narrow ? "" : text(b.x + 4, cut - 4, "τ", { class: "strong" }),
+      svg("rect", { x: b.left, y: b.top, width: b.wide, height: b.size, rx: 6, class: "plane" }),
+      mark("below", "rect", { x: b.left, y: cut, width: b.wide, height: b.top + b.size - cut, class: "below" }),
+      line("cut", [[b.left, cut], [b.left + b.wide, cut]], { class: "cut" }),
+      b.quiet ? "" : text(b.left + 4, cut - 4, "τ", { class: "strong" }),
       J.map((j) => [
-        from ? [line(`way.${j}`, [[X(j), Y(from(j))], [X(j), Y(of(j))]], { class: "flow", style: `stroke:${color(j)}`, "stroke-width": 3 }), mark(`ring.${j}`, "circle", { cx: X(j), cy: Y(from(j)), r: b.narrow ? 3 : 6, class: "ring", style: `stroke:${color(j)}` })] : [],
+        from ? [line(`way.${j}`, [[X(j), Y(from(j))], [X(j), Y(of(j))]], { class: "flow", style: `stroke:${color(j)}`, "stroke-width": 3 }), mark(`ring.${j}`, "circle", { cx: X(j), cy: Y(from(j)), r: b.quiet ? 3 : 6, class: "ring", style: `stroke:${color(j)}` })] : [],
         arrows.map(({ key, list, thick }, m) => vector(`${key}.${j}`, X(j) + gap * (m + 1), Y(of(j)), X(j) + gap * (m + 1), Y(of(j)) - unit * list[j], thick ? { class: "vector thick" } : { style: `stroke:${color(j)}` })),
-        point(`dot.${j}`, X(j), Y(of(j)), b.narrow ? 3.5 : 6, j),
-        b.narrow ? [] : label(`name.${j}`, X(j), b.y + b.h - 6, DATA.tokens[j], { "text-anchor": "middle", class: "title" }),
+        point(`dot.${j}`, X(j), Y(of(j)), b.quiet ? 3.5 : 6, j),
+        b.quiet ? [] : label(`name.${j}`, X(j), b.top + b.size - 6, DATA.tokens[j], { "text-anchor": "middle", class: "title" }),
       ]),
     ],
   };
 }
-const pushes = (b, of, arrows) => [b.drawn, ladder(b, of, arrows).drawn];
 
-// A part of a bar for each word, as wide as its number among all of `list`, `high(j)` of the height.
-function divided(b, key, list, y, height, high = () => 1) {
-  const X = scale(0, Math.max(1, list.reduce((past, number) => past + number, 0)), b.x + 4, b.x + b.w - 4);
-  let before = 0;
-  return list.map((number, j) => {
-    const x = X(before), wide = X(before += number) - x, tall = height * Math.max(0, Math.min(1, high(j)));
-    return { x, wide, to: x + wide, top: y + height - tall, drawn: mark(`${key}.${j}`, "rect", { x, y: y + height - tall, width: Math.max(0, wide - 1), height: tall, style: `fill:${color(j)}`, "fill-opacity": key === "part" ? 1 : 0.45 }) };
-  });
+function start(b) {
+  const matches = J.map((j) => V.s(j, j)), far = Math.max(3, ...matches.map(Math.abs)) * 1.1, { X, Y, drawn } = draw.curve(b, (x) => 1 / (1 + Math.exp(-x)), -far, far, [0, 1], matches.map((x, j) => [x, V.b(j)]), { room: [22, 16] });
+  return [
+    line("cut", [[X(-far), Y(K.tau)], [X(far), Y(K.tau)]], { class: "cut" }), drawn,
+    b.quiet ? "" : text(X(-far) + 2, Y(K.tau) - 5, `threshold τ = ${show(K.tau)}`, { class: "title" }) + text(X(far), b.top + b.size - 4, "match with itself", { class: "tick", "text-anchor": "end" }),
+  ];
 }
 
-// The values as points, each as large as its share; the output, and the wanted one.
-function values(b, tied) {
-  const p = shares(), points = J.map((j) => flat(E.map((e) => V.v(j, e)))), out = flat(E.map((e) => V.o(S.i, e))), goal = flat(E.map((e) => V.target(e)));
-  const at = plane(b.x, b.y, b.h, [...first.v, [0, 0], first.target], b.w), place = (to) => [at.X(to), at.Y(to)], big = b.narrow ? 0.5 : 1, apart = !tied && goal[0] > out[0];
-  return {
-    at, points, place, out, goal,
-    drawn: [
-      b.drawn, at.ground,
-      tied ? J.map((j) => line(`tie.${j}`, [place(points[j]), place(out)], { class: "flow", style: `stroke:${color(j)}`, "stroke-width": Math.max(0.3, 12 * p[j]) })) : [],
-      J.map((j) => [
-        point(`dot.${j}`, ...place(points[j]), big * (5 + 13 * Math.sqrt(p[j])), j, { opacity: p[j] ? 1 : 0.35, "aria-label": `drag the value of ${DATA.tokens[j]}` }, (x, y) => put(DATA.v[j], at.back(x, y))),
-        b.narrow ? [] : label(`name.${j}`, at.X(points[j]), at.Y(points[j]) - 9 - 13 * Math.sqrt(p[j]), DATA.tokens[j], { "text-anchor": "middle", class: "name" }),
-      ]),
-      mark("out", "circle", { cx: at.X(out), cy: at.Y(out), r: 7 * big, class: "sink" }),
-      tied ? [] : [cross("goal", ...place(goal), 5 * big), mark("goal hold", "circle", { cx: at.X(goal), cy: at.Y(goal), r: 12, class: "ground", "aria-label": "drag the wanted output" }, "", (x, y) => put(DATA.target, at.back(x, y)))],
-      b.narrow ? [] : [label("out name", at.X(out) + (apart ? -11 : 11), at.Y(out) - 8, "o", { class: "name strong", "text-anchor": apart ? "end" : "start" }), tied ? [] : label("goal name", at.X(goal) + (apart ? 9 : -9), at.Y(goal) - 9, "t", { class: "name strong", "text-anchor": apart ? "start" : "end" })],
-    ],
-  };
+function pull(b) {
+  const m = mover(), { X, Y, drawn } = ladder(b, score, [{ key: "push", list: during(V.c) }]);
+  return [drawn.slice(0, 1), others(m).map((j) => line(`tie.${j}`, [[X(m), Y(score(m))], [X(j), Y(score(j))]], { class: "flow", style: `stroke:${color(j)}`, "stroke-width": Math.max(0.5, 14 * V.n(m, j)) })), drawn.slice(1)];
 }
 
-const pictures = {
-  compare: (W, H) => { const b = board(W, H, J.map((j) => V.s(S.i, j)), "match s", "who looks (rows) at whom (columns)", `s.${S.i}`); return [b.drawn, table(b, "s", [[S.i, 0, J.length]])]; },
-  attend: (W, H) => { const b = board(W, H, J.map((j) => V.a(S.i, j)), "weight a", "each row of matches as shares of one", `a.${S.i}`); return [b.drawn, table(b, "a", [[S.i, 0, J.length]])]; },
-  likeness: (W, H) => { const i = mover(), j = nearest(i), b = board(W, H, J.map((l) => V.r(i, l)), `likeness of ${DATA.tokens[i]}`, "the mean of both ways: its own mirror image", `r.${i}`); return [b.drawn, table(b, "r", [[i, j, 1], [j, i, 1]])]; },
-  link: (W, H) => { const b = board(W, H, J.map((l) => V.n(mover(), l)), `links of ${DATA.tokens[mover()]}`, "the graph: the thicker, the more alike", `n.${mover()}`); return [b.drawn, graph(within(b), b.narrow, mean, () => 0.45, undefined, mover()).drawn]; },
-  start: (W, H) => {
-    const b = board(W, H, J.map((j) => V.b(j)), "start b", "a word’s match with itself, squeezed between 0 and 1", "b"), matches = J.map((j) => V.s(j, j)), far = Math.max(3, ...matches.map(Math.abs)) * 1.1;
-    const X = scale(-far, far, b.x + 6, b.x + b.w - 6), Y = scale(0, 1, b.y + b.h - (b.narrow ? 6 : 22), b.y + (b.narrow ? 6 : 16)), curve = Array.from({ length: 41 }, (_, m) => far * (m / 20 - 1));
-    return [
-      b.drawn, line("floor", [[X(-far), Y(0)], [X(far), Y(0)]], { class: "axis" }), line("cut", [[X(-far), Y(K.tau)], [X(far), Y(K.tau)]], { class: "cut" }), line("curve", curve.map((z) => [X(z), Y(1 / (1 + Math.exp(-z)))]), { class: "curve" }),
-      b.narrow ? "" : text(X(-far) + 2, Y(K.tau) - 5, `threshold τ = ${show(K.tau)}`, { class: "title" }) + text(X(far), b.y + b.h - 4, "match with itself", { class: "tick", "text-anchor": "end" }),
-      J.map((j) => [line(`drop.${j}`, [[X(matches[j]), Y(0)], [X(matches[j]), Y(V.b(j))]], { class: "hair dashed", style: `stroke:${color(j)}` }), point(`dot.${j}`, X(matches[j]), Y(V.b(j)), b.narrow ? 4 : 7, j)]),
-    ];
-  },
-  pull: (W, H) => {
-    const m = mover(), b = board(W, H, during(V.c), "pull c", `scores at step ${S.t}: what pulls at ${DATA.tokens[m]}`), pulls = during(V.c), { X, Y, drawn } = ladder(b, score, [{ key: "push", list: pulls }]);
-    return [b.drawn, drawn.slice(0, 1), others(m).map((j) => line(`tie.${j}`, [[X(m), Y(score(m))], [X(j), Y(score(j))]], { class: "flow", style: `stroke:${color(j)}`, "stroke-width": Math.max(0.5, 14 * V.n(m, j)) })), drawn.slice(1)];
-  },
-  forces: (W, H) => {
-    const b = board(W, H, during(V.rate), "rate", `at step ${S.t}: spring and pull (coloured), and their sum`), spring = J.map((j) => K.mu * (V.b(j) - score(j)));
-    return [b.drawn, ladder(b, score, [{ key: "spring", list: spring }, { key: "push", list: during(V.c).map((z) => K.kappa * z) }, { key: "sum", list: during(V.rate), thick: true }], V.b).drawn];
-  },
-  energy: (W, H) => {
-    const last = K.steps, at = moment(), b = board(W, H, J.map((j) => along(V.e, at, j, last)), "energy of each word", `energy E over the steps, now ${S.t}: the sum of all words`), moments = [...times(), last], X = scale(0, last + 1, b.x, b.x + b.w), Y = scale(0, Math.max(1e-12, ...moments.map((t) => V.E(t))), b.y + b.h, b.y + 8);
-    return [
-      b.drawn,
-      moments.map((t) => { let under = 0; return J.map((j) => { const from = under; under += V.e(t, j); return mark(`e.${t}.${j}`, "rect", { x: X(t) + 0.5, y: Y(under), width: Math.max(1, X(1) - X(0) - 1), height: Y(from) - Y(under), style: `fill:${color(j)}` }); }); }),
-      moments.slice(1).filter(rises).map((t) => line(`rise.${t}`, [[X(t - 0.5), Y(V.E(t - 1))], [X(t + 0.5), Y(V.E(t))]], { class: "rising" })),
-      mark("now", "rect", { x: X(at), y: b.y, width: X(1) - X(0), height: b.h, rx: 2, class: "frame" }),
-    ];
-  },
-  cut: (W, H) => { const b = board(W, H, J.map((j) => V.y(j)), "after the cut: y", "from start (ring) to the last score; below τ: dropped", "y"), { X, Y, drawn } = ladder(b, (j) => V.x(K.steps, j), [], V.b); return [b.drawn, drawn, dropped().map((j) => cross(`gone.${j}`, X(j), Y(V.x(K.steps, j)), b.narrow ? 4 : 8))]; },
-  weigh: (W, H) => {
-    const b = board(W, H, J.map((j) => V.u(S.i, j)), "part u = w y", "as wide as the weight w, as high as the score: the part", `u.${S.i}`), parts = divided(b, "part", J.map((j) => V.w(S.i, j)), b.y + 10, b.h - 30, (j) => V.y(j));
-    return [b.drawn, line("one", [[b.x + 4, b.y + 10], [b.x + b.w - 4, b.y + 10]], { class: "hair dashed" }), b.narrow ? "" : text(b.x + b.w - 4, b.y + 6, "score 1", { class: "tick", "text-anchor": "end" }), parts.map((one, j) => [one.drawn, point(`dot.${j}`, one.x + one.wide / 2, one.top + 6, b.narrow ? 2 : 4, j, { opacity: kept(j) ? 1 : 0, style: `fill:${color(j)};stroke:none` }), b.narrow || one.wide < 8 * DATA.tokens[j].length ? [] : label(`name.${j}`, one.x + one.wide / 2, b.y + b.h - 5, DATA.tokens[j], { "text-anchor": "middle", class: "title" })])];
-  },
-  share: (W, H) => {
-    const b = board(W, H, shares(), "share p", "the parts u, and each divided by their sum z", `p.${S.i}`), told = percents(shares()), high = 0.24 * b.h, up = b.y + 0.14 * b.h, down = b.y + 0.6 * b.h;
-    const parts = divided(b, "u", J.map((j) => V.u(S.i, j)), up, high), shown = divided(b, "part", shares(), down, high);
-    return [
-      b.drawn, b.narrow ? "" : text(b.x + 4, up - 6, `sum of u = ${show(J.reduce((past, j) => past + V.u(S.i, j), 0))}`, { class: "title" }),
-      J.map((j) => [
-        parts[j].drawn, line(`drop.${j}`, [[parts[j].to, up + high], [shown[j].to, down]], { class: "hair dashed", style: `stroke:${color(j)}` }), shown[j].drawn, point(`dot.${j}`, shown[j].x + shown[j].wide / 2, down + high / 2, b.narrow ? 2 : 4, j, { opacity: shown[j].wide ? 1 : 0, style: `fill:${color(j)};stroke:none` }),
-        b.narrow || shown[j].wide < 34 ? [] : label(`share.${j}`, shown[j].x + shown[j].wide / 2, down + high + 16, `${shown[j].wide < 8 * DATA.tokens[j].length + 44 ? "" : `${DATA.tokens[j]} `}${told[j]}`, { "text-anchor": "middle", class: "share" }),
-      ]),
-    ];
-  },
-  mix: (W, H) => values(board(W, H, shares(), `what ${DATA.tokens[S.i]} takes in: p`, "the values, and their mean o", `p.${S.i}`), true).drawn,
-  wish: (W, H) => { const { at, out, goal, place, drawn } = values(board(W, H, shares(), "share p", "from the output o to what is wished for, t", `p.${S.i}`)), far = at.unit * Math.hypot(goal[0] - out[0], goal[1] - out[1]); return [drawn, [1, 0.66, 0.33].map((part, m) => mark(`far.${m}`, "circle", { cx: at.X(goal), cy: at.Y(goal), r: part * far, class: "ghost" })), vector("down", ...place(out), ...place(goal), { class: "vector thick" })]; },
-  toValues: (W, H) => { const { points, place, drawn } = values(board(W, H, shares(), "share p", "where each value should go: −dv", `p.${S.i}`)); return [drawn, points.map((to, j) => vector(`push.${j}`, ...place(to), ...place(to.map((z, e) => z - (e < E.length ? V.dv(j, e) : 0)))))]; },
-  toShares: (W, H) => {
-    const { points, place, drawn } = values(board(W, H, J.map((j) => V.dp(S.i, j)), "gradient dp", "how far each value points along do", `dp.${S.i}`)), way = flat(E.map((e) => V.do(S.i, e))), size = way[0] ** 2 + way[1] ** 2;
-    return [drawn, points.map((to, j) => { const share = size ? (to[0] * way[0] + to[1] * way[1]) / size : 0; return line(`drop.${j}`, [place(to), place(way.map((z) => share * z))], { class: "hair dashed", style: `stroke:${color(j)}` }); }), vector("down", ...place([0, 0]), ...place(way), { class: "vector thick" })];
-  },
-  toParts: (W, H) => {
-    const b = board(W, H, J.map((j) => V.du(S.i, j)), "gradient du", "dp, and how far it is from the mean", `du.${S.i}`), slopes = J.map((j) => V.dp(S.i, j)), middle = J.reduce((past, j) => past + V.p(S.i, j) * slopes[j], 0);
-    const Y = scale(Math.min(...slopes, middle - 1e-6), Math.max(...slopes, middle + 1e-6), b.y + b.h - 24, b.y + 14), X = (j) => b.x + (b.w * (j + 0.5)) / J.length;
-    return [
-      b.drawn, svg("rect", { x: b.x, y: b.y, width: b.w, height: b.h, rx: 6, class: "plane" }), line("along", [[b.x, Y(middle)], [b.x + b.w, Y(middle)]], { class: "hair dashed" }),
-      J.map((j) => [line(`drop.${j}`, [[X(j), Y(slopes[j])], [X(j), Y(middle)]], { class: "flow", style: `stroke:${color(j)}`, "stroke-width": b.narrow ? 4 : 8 }), point(`dot.${j}`, X(j), Y(slopes[j]), b.narrow ? 4 : 7, j), b.narrow ? [] : label(`name.${j}`, X(j), b.y + b.h - 6, DATA.tokens[j], { "text-anchor": "middle", class: "title" })]),
-    ];
-  },
-  toCut: (W, H) => { const slopes = J.map((j) => V.dy(j)); return pushes(board(W, H, slopes, "gradient dy", "last scores, and which way each should go: −dy", "dy"), (j) => V.x(K.steps, j), [{ key: "push", list: slopes.map((z) => -z), thick: true }]); },
-  toRates: (W, H) => pushes(board(W, H, during(V.drate), "gradient of the rate", `step ${S.t}: wanted change of scores, and of rates (thick)`), score, [{ key: "push", list: J.map((j) => -along((t, l) => V.dx(t + 1, l), moment(), j, K.steps - 1)) }, { key: "sum", list: during(V.drate).map((z) => -z), thick: true }]),
-  toPulls: (W, H) => pushes(board(W, H, during(V.dc), "gradient of the pull", `step ${S.t}: wanted change of rates, and of pulls (thick)`), score, [{ key: "sum", list: during(V.drate).map((z) => -z) }, { key: "pull", list: during(V.dc).map((z) => -z), thick: true }]),
-  toLinks: (W, H) => {
-    const m = mover(), b = board(W, H, J.map((j) => V.dn(m, j)), `links of ${DATA.tokens[m]}: dn`, "blue: links that should be stronger; orange: weaker", `dn.${m}`), wanted = (i, j) => -V.dn(i, j) - V.dn(j, i), big = Math.max(1e-12, ...J.flatMap((i) => others(i).map((j) => Math.abs(wanted(i, j)))));
-    return [b.drawn, graph(within(b), b.narrow, (i, j) => (0.4 * Math.abs(wanted(i, j))) / big, () => 0.45, (i, j) => ({ style: `stroke:rgb(var(--${wanted(i, j) < 0 ? "minus" : "plus"}))` }), m).drawn];
-  },
-  toStarts: (W, H) => { const slopes = J.map((j) => V.db(j)); return pushes(board(W, H, slopes, "gradient db", "starts, and which way each should go: −db", "db"), V.b, [{ key: "push", list: slopes.map((z) => -z) }]); },
-  toKnobs: (W, H) => {
-    const b = board(W, H, J.map((j) => V.db(j)), "gradient db", "gradients of the numbers that all words share", "db"), high = b.h / 3, zero = b.x + 0.5 * b.w, moments = [["coupling κ", "dkappa"], ["step size", "dstep"], ["spring μ", "dmu"]], big = Math.max(1e-12, ...moments.map(([, name]) => Math.abs(V[name]())));
-    return [b.drawn, line("along", [[zero, b.y], [zero, b.y + b.h]], { class: "axis" }), moments.map(([told, name], m) => [mark(`knob.${m}`, "rect", { x: Math.min(zero, zero + 0.45 * b.w * (V[name]() / big)), y: b.y + (m + 0.5) * high, width: Math.abs(0.45 * b.w * (V[name]() / big)), height: 0.3 * high, rx: 2, style: "fill:var(--accent)" }), label(`knob name.${m}`, b.x + 4, b.y + (m + 0.36) * high, b.narrow ? told : `${told}: ${show(V[name]())}`, { class: "name", "data-ref": name })])];
-  },
-  toLikeness: (W, H) => { const m = mover(), b = board(W, H, J.map((j) => V.dr(m, j)), `likeness of ${DATA.tokens[m]}: dr`, "gradients of all likenesses", `dr.${m}`); return [b.drawn, table(b, "dr", [[m, 0, J.length]])]; },
-  toMatches: (W, H) => { const b = board(W, H, J.map((j) => V.ds(S.i, j)), "gradient ds", "gradients of all matches", `ds.${S.i}`); return [b.drawn, table(b, "ds", [[S.i, 0, J.length]])]; },
-  toVectors: (W, H) => {
-    const b = board(W, H, J.map((j) => V.ds(S.i, j)), "gradient ds", "where queries (rings) and keys should go", `ds.${S.i}`), at = plane(b.x, b.y, b.h, [...first.q, ...first.k], b.w), place = (to) => [at.X(to), at.Y(to)];
-    const moves = [["query", "q", "dq"], ["key", "k", "dk"]].flatMap(([key, name, slope]) => J.map((j) => [key, j, flat(D.map((e) => V[name](j, e))), flat(D.map((e) => -V[slope](j, e)))])), unit = (0.25 * b.h) / at.unit / Math.max(1e-12, ...moves.map(([, , , way]) => Math.hypot(...way)));
-    return [b.drawn, at.ground, moves.map(([key, j, from, way]) => [
-      key === "key" ? point(`dot.${j}`, ...place(from), b.narrow ? 3 : 5, j) : mark(`query.${j}`, "circle", { cx: at.X(from), cy: at.Y(from), r: b.narrow ? 3 : 5, class: "sink", style: `stroke:${color(j)}` }),
-      vector(`${key === "key" ? "push" : "pull"}.${j}`, ...place(from), ...place(from.map((z, e) => z + unit * way[e])), { style: `stroke:${color(j)}` }),
-      b.narrow || key === "query" ? [] : label(`name.${j}`, at.X(from) + 8, at.Y(from) - 7, DATA.tokens[j], { class: "name" }),
-    ])];
-  },
-};
+function forces(b) {
+  const spring = J.map((j) => K.mu * (V.b(j) - score(j)));
+  return ladder(b, score, [{ key: "spring", list: spring }, { key: "push", list: during(V.c).map((z) => K.kappa * z) }, { key: "sum", list: during(V.rate), thick: true }], V.b).drawn;
+}
+
+function energies(b) {
+  const moments = [...times(), K.steps], X = scale(0, K.steps + 1, b.left, b.left + b.wide), Y = scale(0, Math.max(1e-12, ...moments.map((t) => V.E(t))), b.top + b.size, b.top + 8);
+  return [
+    moments.map((t) => {
+      let under = 0;
+      return J.map((j) => { const from = under; under += V.e(t, j); return mark(`e.${t}.${j}`, "rect", { x: X(t) + 0.5, y: Y(under), width: Math.max(1, X(1) - X(0) - 1), height: Y(from) - Y(under), style: `fill:${color(j)}` }); });
+    }),
+    moments.slice(1).filter(rises).map((t) => line(`rise.${t}`, [[X(t - 0.5), Y(V.E(t - 1))], [X(t + 0.5), Y(V.E(t))]], { class: "rising" })),
+    mark("now", "rect", { x: X(moment()), y: b.top, width: X(1) - X(0), height: b.size, rx: 2, class: "frame" }),
+  ];
+}
+
+function cutOff(b) {
+  const { X, Y, drawn } = ladder(b, (j) => V.x(K.steps, j), [], V.b);
+  return [drawn, dropped().map((j) => cross(`gone.${j}`, X(j), Y(V.x(K.steps, j)), b.quiet ? 4 : 8))];
+}
+
+function weigh(b) {
+  const parts = draw.divided(b, "part", J.map((j) => V.w(S.i, j)), b.top + 10, b.size - 30, (j) => V.y(j));
+  return [
+    line("one", [[b.left + 4, b.top + 10], [b.left + b.wide - 4, b.top + 10]], { class: "hair dashed" }), b.quiet ? "" : text(b.left + b.wide - 4, b.top + 6, "score 1", { class: "tick", "text-anchor": "end" }),
+    parts.map((part, j) => [
+      part.drawn, point(`dot.${j}`, part.middle, part.top + 6, b.quiet ? 2 : 4, j, { opacity: kept(j) ? 1 : 0, style: `fill:${color(j)};stroke:none` }),
+      b.quiet || part.wide < 8 * DATA.tokens[j].length ? [] : label(`name.${j}`, part.middle, b.top + b.size - 5, DATA.tokens[j], { "text-anchor": "middle", class: "title" }),
+    ]),
+  ];
+}
+
+function toLinks(b) {
+  const wanted = (i, j) => -V.dn(i, j) - V.dn(j, i), most = Math.max(1e-12, ...J.flatMap((i) => others(i).map((j) => Math.abs(wanted(i, j)))));
+  return graph(within(b), b.quiet, (i, j) => (0.4 * Math.abs(wanted(i, j))) / most, () => 0.45, (i, j) => ({ style: `stroke:rgb(var(--${wanted(i, j) < 0 ? "minus" : "plus"}))` }), mover()).drawn;
+}
+
+// Queries and keys as points, each with an arrow against its gradient.
+function toVectors(b) {
+  const { q, k } = draw.first, at = plane(b.left, b.top, b.size, [...q, ...k], b.wide), place = (to) => [at.X(to), at.Y(to)];
+  const moves = [["query", "q", "dq"], ["key", "k", "dk"]].flatMap(([key, name, slope]) => J.map((j) => [key, j, draw.vectorOf(name, D, j), draw.vectorOf(slope, D, j)])), unit = (0.25 * b.size) / at.unit / Math.max(1e-12, ...moves.map(([, , , way]) => Math.hypot(...way)));
+  return [at.ground, moves.map(([key, j, from, way]) => [
+    key === "key" ? point(`dot.${j}`, ...place(from), b.quiet ? 3 : 5, j) : mark(`query.${j}`, "circle", { cx: at.X(from), cy: at.Y(from), r: b.quiet ? 3 : 5, class: "sink", style: `stroke:${color(j)}` }),
+    vector(`${key === "key" ? "push" : "pull"}.${j}`, ...place(from), ...place(minus(from, way, unit)), { style: `stroke:${color(j)}` }),
+    b.quiet || key === "query" ? [] : label(`name.${j}`, at.X(from) + 8, at.Y(from) - 7, DATA.tokens[j], { class: "name" }),
+  ])];
+}
 
 // Left: the scores over the steps with the threshold, and the energy below. Right: the graph at the chosen step.
 const box = {};
@@ -327,129 +247,138 @@ function overview(W, H, small) {
 // ---- cards -------------------------------------------------------------------------------------------------------------
 
 const forward = [
-  { id: "GE.1", title: "Compare", picture: pictures.compare,
+  { id: "GE.1", title: "Compare", show: [["q", "k"], ["s"]], pick: () => ["s", S.i, nearest(S.i)],
+    bars: ["s", "match s"], heading: "who looks (rows) at whom (columns)", draw: (b) => draw.pairs(b, "s"),
     caption: () => `Blue: two match; orange: they point apart. The frame is the row of ${word()}, which matches ${names([largest(J.map((j) => V.s(S.i, j)))])} best.`,
     alt: "The matches of all queries and keys as a table",
-    show: [["q", "k"], ["s"]], pick: () => ["s", S.i, nearest(S.i)], say: "Each word has a query (what it looks for), a key (what it offers) and a value (what it hands over). Every query is compared with every key, as in softmax attention." },
-  { id: "GE.2", title: "Attend", picture: pictures.attend,
+    say: "Each word has a query (what it looks for), a key (what it offers) and a value (what it hands over). Every query is compared with every key, as in softmax attention." },
+  { id: "GE.2", title: "Attend", show: [["s[i]", "a[i]"]], pick: () => ["a", S.i, largest(J.map((j) => V.a(S.i, j)))],
+    bars: ["a", "weight a"], heading: "each row of matches as shares of one", draw: (b) => draw.pairs(b, "a"),
     caption: () => `Every row now adds up to one. ${word()} alone would give ${names([largest(J.map((j) => V.a(S.i, j)))])} the largest share, ${percent(Math.max(...J.map((j) => V.a(S.i, j))))}.`,
     alt: "The softmax weights of all words as a table",
-    show: [["s[i]", "a[i]"]], pick: () => ["a", S.i, largest(J.map((j) => V.a(S.i, j)))], say: () => `The softmax gives the weights that ${word()} would use alone. They are used only if all words are dropped (step 12); else a softmax over those that are kept is (step 11).` },
-  {
-    id: "GE.3", title: "Likeness", picture: pictures.likeness,
+    say: () => `The softmax gives the weights that ${word()} would use alone. They are used only if all words are dropped (step 12); else a softmax over those that are kept is (step 11).` },
+  { id: "GE.3", title: "Likeness", show: [["s"], ["r"]], pick: () => ["r", mover(), nearest(mover())],
+    bars: () => ["r", `likeness of ${DATA.tokens[mover()]}`, [mover()]], heading: "the mean of both ways: its own mirror image", draw: (b) => draw.pairs(b, "r", [[mover(), nearest(mover()), 1], [nearest(mover()), mover(), 1]]),
     caption: () => `The table is its own mirror image: the two cells in frames, ${names([mover()])} and ${names([nearest(mover())])}, are the same number.`,
     alt: "The likenesses of all words as a table",
-    show: [["s"], ["r"]], pick: () => ["r", mover(), nearest(mover())],
-    say: () => `Two words match one way and the other. We average both ways, so that alike means the same for both. Up to step 10 numbers are those of ${names([mover()])}, the word to watch in the flow.`,
-  },
-  { id: "GE.4", title: "Link", picture: pictures.link,
+    say: () => `Two words match one way and the other. We average both ways, so that alike means the same for both. Up to step 10 numbers are those of ${names([mover()])}, the word to watch in the flow.` },
+  { id: "GE.4", title: "Link", show: [["r"], ["n"]], pick: () => ["n", mover(), nearest(mover())],
+    bars: () => ["n", `links of ${DATA.tokens[mover()]}`, [mover()]], heading: "the graph: the thicker, the more alike", draw: (b) => graph(within(b), b.quiet, mean, () => 0.45, undefined, mover()).drawn,
     caption: () => `A line is as thick as the mean of both ways. ${names([mover()])} leans on ${names([nearest(mover())])} the most, and its link to itself pulls nothing.`,
     alt: "The graph of the words",
-    show: [["r"], ["n"]], pick: () => ["n", mover(), nearest(mover())], say: () => `A softmax makes links of likeness: the links of a word add up to one. Likeness is the same both ways, its share is not; step 9 comes back to this. The link of ${names([mover()])} to itself, ${show(V.n(mover(), mover()))}, pulls at nothing: it only makes the other pulls weaker.` },
-  { id: "GE.5", title: "Start", picture: pictures.start,
+    say: () => `A softmax makes links of likeness: the links of a word add up to one. Likeness is the same both ways, its share is not; step 9 comes back to this. The link of ${names([mover()])} to itself, ${show(V.n(mover(), mover()))}, pulls at nothing: it only makes the other pulls weaker.` },
+  { id: "GE.5", title: "Start", when: "first", show: [["s[ii]", "b"]], pick: () => ["b", mover()],
+    bars: ["b", "start b"], heading: "a word’s match with itself, squeezed between 0 and 1", draw: start,
     caption: () => `Each word on the curve that squeezes its match with itself. ${J.some((j) => V.b(j) < K.tau) ? `Below the threshold τ: ${names(J.filter((j) => V.b(j) < K.tau))}.` : "All are above the threshold τ."}`,
     alt: "A curve from 0 to 1 with a point for each word",
-    when: "first", show: [["s[ii]", "b"]], pick: () => ["b", mover()], say: "Each word has a score x: how much it counts for all others. It starts from how well its query matches its own key, squeezed between 0 and 1. That is computed already, and queries and keys can be learned that make it large for words that matter." },
-  { id: "GE.6", title: "Feel the neighbours", picture: pictures.pull,
+    say: "Each word has a score x: how much it counts for all others. It starts from how well its query matches its own key, squeezed between 0 and 1. That is computed already, and queries and keys can be learned that make it large for words that matter." },
+  { id: "GE.6", title: "Feel the neighbours", when: "step", show: [["x", "c"], ["n"]], pick: () => ["c", now(), mover()],
+    bars: () => [during(V.c), "pull c"], heading: () => `scores at step ${S.t}: what pulls at ${DATA.tokens[mover()]}`, draw: pull,
     caption: () => `Height: the score. Lines from ${names([mover()])} are as thick as its links; an arrow shows which way the neighbours pull each score.`,
     alt: "The scores of the words as points, and an arrow at each",
-    when: "step", show: [["x", "c"], ["n"]], pick: () => ["c", now(), mover()], say: "Each neighbour pulls a score x towards its own: by the link, times the sine of the difference. While scores are less than 1 apart the sine is about the difference; it keeps the pull bounded if they are further apart." },
-  { id: "GE.7", title: "Add both forces", picture: pictures.forces,
+    say: "Each neighbour pulls a score x towards its own: by the link, times the sine of the difference. While scores are less than 1 apart the sine is about the difference; it keeps the pull bounded if they are further apart." },
+  { id: "GE.7", title: "Add both forces", when: "step", show: [["b", "x", "c", "rate"]], pick: () => ["rate", now(), mover()],
+    bars: () => [during(V.rate), "rate"], heading: () => `at step ${S.t}: spring and pull (coloured), and their sum`, draw: forces,
     caption: "Ring: where a word began. The first arrow is the spring back to it, the second the pull times κ, the thick one their sum: the rate.",
     alt: "Three arrows at each score: spring, pull and their sum",
-    when: "step", show: [["b", "x", "c", "rate"]], pick: () => ["rate", now(), mover()], say: "A spring of strength μ pulls the score back to its start, and the neighbours pull it to theirs. The sum is how fast it moves." },
-  { id: "GE.8", title: "Move", picture: overview,
+    say: "A spring of strength μ pulls the score back to its start, and the neighbours pull it to theirs. The sum is how fast it moves." },
+  { id: "GE.8", title: "Move", picture: overview, when: "step", show: [["x", "rate", "x+1"]], pick: () => ["x", now() + 1, mover()],
     caption: () => `In this step the score of ${names([mover()])} goes from ${show(V.x(now(), mover()))} to ${show(V.x(now() + 1, mover()))}: by ${show(K.step)} times its rate, ${show(V.rate(now(), mover()))}.`,
     alt: whole,
-    when: "step", show: [["x", "rate", "x+1"]], pick: () => ["x", now() + 1, mover()], say: "The score takes a short step along its rate. Then all begins again from where the scores are." },
-  {
-    title: "Lower the energy", picture: pictures.energy,
+    say: "The score takes a short step along its rate. Then all begins again from where the scores are." },
+  { title: "Lower the energy", show: [["pi", "e", "e+1"], ["E", "E+1"]], pick: () => ["E", S.t],
+    bars: () => [J.map((j) => along(V.e, moment(), j, K.steps)), "energy of each word"], heading: () => `energy E over the steps, now ${S.t}: the sum of all words`, draw: energies,
     caption: () => `A column for each step: the energy, in parts of the words; the frame is now. ${times().some((t) => rises(t + 1)) ? "Red lines: where it rises." : "It never rises."}`,
     alt: "A column for each step, divided among the words",
     when: "step", label: "what the flow goes down", formula: "E = sum_i E_i, E_i = pi_i mu/2 (x_i - b_i)^2 + pi_i kappa/2 sum_j n_ij (1 - cos(x_j - x_i))", also: { formula: "pi_i = sum_l exp(r_il) / sum_jl exp(r_jl)" },
-    show: [["pi", "e", "e+1"], ["E", "E+1"]], pick: () => ["E", S.t],
-    say: () => `Times π (how strongly a word is linked in all) a link is the same both ways${both(mover(), nearest(mover()))}. E is low if linked scores are alike, and near their starts: seldom both, so it is seldom 0. Rates are its slopes, over −π. ${lowers(now())}`,
-  },
-  {
-    id: "GE.9", title: "Cut", picture: pictures.cut,
+    say: () => `Times π (how strongly a word is linked in all) a link is the same both ways${both(mover(), nearest(mover()))}. E is low if linked scores are alike, and near their starts: seldom both, so it is seldom 0. Rates are its slopes, over −π. ${lowers(now())}` },
+  { id: "GE.9", title: "Cut", when: "last", show: [["b", "x.last", "y"]], pick: () => ["y", mover()],
+    bars: ["y", "after the cut: y"], heading: "from start (ring) to the last score; below τ: dropped", draw: cutOff,
     caption: () => `From the start, a ring, to the last score. ${dropped().length ? `Below τ and dropped: ${names(dropped())}.` : "No word is below τ."}${saved().length ? ` Its neighbours lifted ${names(saved())} above it.` : ""}`,
     alt: "The way of each score from its start to its end, and the threshold",
-    when: "last", show: [["b", "x.last", "y"]], pick: () => ["y", mover()],
-    say: () => `After the last step a word with a score below the threshold τ is dropped: nobody reads it. The scores do not know of τ: its knob only says where to cut.${turns()}`,
-  },
-  { id: "GE.10", title: "Weigh", picture: pictures.weigh,
+    say: () => `After the last step a word with a score below the threshold τ is dropped: nobody reads it. The scores do not know of τ: its knob only says where to cut.${turns()}` },
+  { id: "GE.10", title: "Weigh", when: "last", show: [["s[i]", "w[i]", "y", "u[i]"]], pick: () => ["u", S.i, mover()],
+    bars: ["u", "part u = w y"], heading: "as wide as the weight w, as high as the score: the part", draw: weigh,
     caption: () => (read() === undefined ? "Width: the softmax among the words that are kept. Height: the score. A part is the area." : "All words are dropped, so there is no part."),
     alt: "A bar for each word, as wide as its weight and as high as its score",
-    when: "last", show: [["s[i]", "w[i]", "y", "u[i]"]], pick: () => ["u", S.i, mover()], say: () => `The softmax once more, over the kept words alone: w is how ${word()} would weigh these. Each w is multiplied by that word's score. The part of a dropped word is 0; it still reads others.` },
-  {
-    id: ["GE.12", "GE.11"], title: "Share", picture: pictures.share,
+    say: () => `The softmax once more, over the kept words alone: w is how ${word()} would weigh these. Each w is multiplied by that word's score. The part of a dropped word is 0; it still reads others.` },
+  { id: ["GE.12", "GE.11"], title: "Share", when: "last", show: [["u[i]", "p[i]"], ["z[i]"]], pick: () => ["p", S.i, read() ?? mover()],
+    bars: ["p", "share p"], heading: "the parts u, and each divided by their sum z", draw: (b) => draw.shared(b, "u", "p"),
     caption: () => (read() === undefined ? `The bar of all parts is stretched to length 1: ${names([largest(shares())])} has ${percent(Math.max(...shares()))} of it.${saved().length && J.some((j) => V.b(j) >= K.tau) ? ` Without the flow ${names(saved())} would have 0 %.` : ""}` : `No part is left, so ${names([read()])} gets all.`),
     alt: "A bar divided among the words",
-    when: "last", show: [["u[i]", "p[i]"], ["z[i]"]], pick: () => ["p", S.i, read() ?? mover()],
-    say: () => `Divided by their sum, the parts are shares, which add up to one. If all words are dropped, ${word()} reads only the word whose weight a times score x, before the cut, is largest${read() === undefined ? "" : `: here ${names([read()])}`}.`,
-  },
-  { id: "GE.13", title: "Mix", picture: pictures.mix,
+    say: () => `Divided by their sum, the parts are shares, which add up to one. If all words are dropped, ${word()} reads only the word whose weight a times score x, before the cut, is largest${read() === undefined ? "" : `: here ${names([read()])}`}.` },
+  { id: "GE.13", title: "Mix", when: "last", show: [["p[i]", "v"], ["o[i]"]], pick: () => ["o", S.i, 0],
+    bars: () => ["p", `what ${DATA.tokens[S.i]} takes in: p`], heading: "the values, and their mean o", draw: (b) => draw.values(b, true).drawn,
     caption: () => `The larger the share, the larger the point. ${dropped().length && read() === undefined ? `${names(dropped())} ${are(dropped())} pale: nobody reads ${dropped().length > 1 ? "them" : "it"}.` : "The output lies among the values."}`,
     alt: "The values as points, and their mean",
-    when: "last", show: [["p[i]", "v"], ["o[i]"]], pick: () => ["o", S.i, 0], say: "The output is the mean of the values, and each counts by its share." },
+    say: "The output is the mean of the values, and each counts by its share." },
 ];
 const backward = [
-  { title: "What is wished for", picture: pictures.wish,
-    caption: () => `The arrow from o to t is −do, the way on which the loss falls fastest. It is ${show(Math.hypot(...E.map((e) => V.do(S.i, e))))} long. Drag t.`,
-    alt: "An arrow from the output to the wanted output",
-    of: "GE.13", formula: "do = o - t", when: "last", show: [["o[i]", "do[i]"], ["target"]], pick: () => ["do", S.i, 0], say: () => `We wish that the output of ${word()} had been t. The loss is half the squared distance, so its gradient is the difference.` },
-  { id: "dGE.v", of: "GE.13", title: "To the values", picture: pictures.toValues,
+  { ...draw.wished("GE.13", "p", "share p"), when: "last" },
+  { id: "dGE.v", of: "GE.13", title: "To the values", when: "last", show: [["p[i]", "dv"], ["do[i]"]], pick: () => ["dv", largest(J.map((j) => V.p(S.i, j))), 0],
+    bars: ["p", "share p"], heading: "where each value should go: −dv", draw: draw.toValues,
     caption: () => `All arrows are parallel; that of ${names([largest(shares())])} is the longest, for its share is the largest.`,
     alt: "An arrow at each value, as long as its share is large",
-    when: "last", show: [["p[i]", "dv"], ["do[i]"]], pick: () => ["dv", largest(J.map((j) => V.p(S.i, j))), 0], say: "A value moved the output by its share, so it gets that share of the gradient." },
-  { id: "dGE.12", of: "GE.13", title: "To the shares", picture: pictures.toShares,
+    say: "A value moved the output by its share, so it gets that share of the gradient." },
+  { id: "dGE.12", of: "GE.13", title: "To the shares", when: "last", show: [["v", "dp[i]"], ["do[i]"]], pick: () => ["dp", S.i, mover()],
+    bars: ["dp", "gradient dp"], heading: "how far each value points along do", draw: draw.toWeights,
     caption: () => `A value whose foot lies along do raises the loss if its share grows, most of all that of ${names([largest(J.map((j) => V.dp(S.i, j)))])}.`,
     alt: "The values, each with its foot on the line of the gradient",
-    when: "last", show: [["v", "dp[i]"], ["do[i]"]], pick: () => ["dp", S.i, mover()], say: "A share moved the output along its value. So its gradient is how far that value points along the gradient of the output." },
-  { id: ["dGE.11", "dGE.10"], of: "GE.12", title: "To the parts", picture: pictures.toParts,
+    say: "A share moved the output along its value. So its gradient is how far that value points along the gradient of the output." },
+  { id: ["dGE.11", "dGE.10"], of: "GE.12", title: "To the parts", when: "last", show: [["p[i]", "dp[i]", "du[i]"], ["z[i]", "dz[i]"]], pick: () => ["du", S.i, mover()],
+    bars: ["du", "gradient du"], heading: "dp, and how far it is from the mean", draw: (b) => { const slopes = J.map((j) => V.dp(S.i, j)), mean = J.reduce((past, j) => past + V.p(S.i, j) * slopes[j], 0); return draw.about(b, slopes, mean, `mean ${show(mean)}`); },
     caption: () => (read() === undefined ? "Height: dp. The dashed line is the mean by shares: above it a part should shrink, below it grow." : "All words are dropped: the word that is read has all, and no part gets a gradient."),
     alt: "The gradients of the shares above and below their mean",
-    when: "last", show: [["p[i]", "dp[i]", "du[i]"], ["z[i]", "dz[i]"]], pick: () => ["du", S.i, mover()], say: "Shares add up to one, so only what a word does beyond the mean counts." },
-  { id: "dGE.9", of: "GE.10", title: "To scores", picture: pictures.toCut,
+    say: "Shares add up to one, so only what a word does beyond the mean counts." },
+  { id: "dGE.9", of: "GE.10", title: "To scores", when: "last", show: [["w[i]", "du[i]", "dy"]], pick: () => ["dy", mover()],
+    bars: ["dy", "gradient dy"], heading: "last scores, and which way each should go: −dy", draw: (b) => ladder(b, (j) => V.x(K.steps, j), [{ key: "push", list: J.map((j) => -V.dy(j)), thick: true }]).drawn,
     caption: () => (dropped().length ? `The arrows are −dy, each to scale. ${names(dropped())}, below τ, ${are(dropped())} dropped, so no arrow is there.` : "The arrows are −dy, each to scale. No word is dropped."),
     alt: "The last scores with an arrow at each",
-    when: "last", show: [["w[i]", "du[i]", "dy"]], pick: () => ["dy", mover()], say: "A part is a weight w times a score, so the score gets the gradient times w, and w the gradient times the score. A dropped word was set to 0 whatever its exact score: a tiny change of that changes nothing, so its gradient is 0." },
-  { id: "dGE.7", of: "GE.8", title: "A step back, to the rates", picture: pictures.toRates,
+    say: "A part is a weight w times a score, so the score gets the gradient times w, and w the gradient times the score. A dropped word was set to 0 whatever its exact score: a tiny change of that changes nothing, so its gradient is 0." },
+  { id: "dGE.7", of: "GE.8", title: "A step back, to the rates", when: "step", show: [["dx+1", "drate"]], pick: () => ["drate", now(), mover()],
+    bars: () => [during(V.drate), "gradient of the rate"], heading: () => `step ${S.t}: wanted change of scores, and of rates (thick)`, draw: (b) => ladder(b, score, [{ key: "push", list: against(during((t, j) => V.dx(t + 1, j))) }, { key: "sum", list: against(during(V.drate)), thick: true }]).drawn,
     caption: () => `Each pair of arrows is to scale: the thick one is ${show(K.step)} of the coloured one, the size of a step.`,
     alt: "Two arrows at each score: of the score and of its rate",
-    when: "step", show: [["dx+1", "drate"]], pick: () => ["drate", now(), mover()], say: "The step moved a score by the step's length times its rate, so the rate gets that length times the gradient of the score after the step." },
-  { id: "dGE.6", of: "GE.7", title: "A step back, to the pulls", picture: pictures.toPulls,
+    say: "The step moved a score by the step's length times its rate, so the rate gets that length times the gradient of the score after the step." },
+  { id: "dGE.6", of: "GE.7", title: "A step back, to the pulls", when: "step", show: [["drate", "dc"]], pick: () => ["dc", now(), mover()],
+    bars: () => [during(V.dc), "gradient of the pull"], heading: () => `step ${S.t}: wanted change of rates, and of pulls (thick)`, draw: (b) => ladder(b, score, [{ key: "sum", list: against(during(V.drate)) }, { key: "pull", list: against(during(V.dc)), thick: true }]).drawn,
     caption: () => `Each pair of arrows is to scale: the thick one is κ = ${show(K.kappa)} times the coloured one.`,
     alt: "Two arrows at each score: of its rate and of its pull",
-    when: "step", show: [["drate", "dc"]], pick: () => ["dc", now(), mover()], say: "The pull was multiplied by kappa, so its gradient is, too." },
-  { id: "dGE.before", of: "GE.6", title: "A step back, to the scores", picture: overview,
+    say: "The pull was multiplied by kappa, so its gradient is, too." },
+  { id: "dGE.before", of: "GE.6", title: "A step back, to the scores", picture: overview, when: "step", show: [["dx+1", "drate", "dc", "x", "dx"], ["n"]], pick: () => ["dx", now(), mover()],
     caption: caption,
     alt: whole,
-    when: "step", show: [["dx+1", "drate", "dc", "x", "dx"], ["n"]], pick: () => ["dx", now(), mover()], say: "x<sub>i</sub> was used in four places: it was carried on to the next step, in its own spring, in the pull at i, and in the pulls of i at its neighbours. Each adds a gradient; dx' is that after the step, f<sub>ij</sub> = dc<sub>i</sub> n<sub>ij</sub> cos(x<sub>j</sub> − x<sub>i</sub>) that through i's pull from j." },
-  { id: "dGE.4", of: "GE.6", title: "To the links", picture: pictures.toLinks,
+    say: "x<sub>i</sub> was used in four places: it was carried on to the next step, in its own spring, in the pull at i, and in the pulls of i at its neighbours. Each adds a gradient; dx' is that after the step, f<sub>ij</sub> = dc<sub>i</sub> n<sub>ij</sub> cos(x<sub>j</sub> − x<sub>i</sub>) that through i's pull from j." },
+  { id: "dGE.4", of: "GE.6", title: "To the links", when: "first", show: [["dn"]], pick: () => ["dn", mover(), nearest(mover())],
+    bars: () => ["dn", `links of ${DATA.tokens[mover()]}: dn`, [mover()]], heading: "blue: links that should be stronger; orange: weaker", draw: toLinks,
     caption: () => (K.kappa === 0 ? "κ is 0, so no link pulls, and none gets a gradient." : "A line is as thick as the gradient of both links together. A link between words of like scores hardly matters."),
     alt: "The graph, each line as thick as the gradient of its links",
-    when: "first", show: [["dn"]], pick: () => ["dn", mover(), nearest(mover())], say: "A link pulled at every step, so its gradient is a sum over all steps." },
-  { id: "dGE.5", of: "GE.5", title: "To the starts", picture: pictures.toStarts,
+    say: "A link pulled at every step, so its gradient is a sum over all steps." },
+  { id: "dGE.5", of: "GE.5", title: "To the starts", when: "first", show: [["dx.first", "db"]], pick: () => ["db", mover()],
+    bars: ["db", "gradient db"], heading: "starts, and which way each should go: −db", draw: (b) => ladder(b, V.b, [{ key: "push", list: J.map((j) => -V.db(j)) }]).drawn,
     caption: () => (J.every((j) => !V.db(j)) ? "No start gets a gradient." : `To come nearer to t, the start of ${names([largest(J.map((j) => Math.abs(V.db(j))))])} has most to change: its arrow is the longest.`),
     alt: "The starts with an arrow at each",
-    when: "first", show: [["dx.first", "db"]], pick: () => ["db", mover()], say: "A start was the first score, and it pulled at every step: it gathers the gradients of all." },
-  { id: ["dGE.kappa", "dGE.mu", "dGE.step"], of: ["GE.7", "GE.8"], title: "To the knobs", picture: pictures.toKnobs,
+    say: "A start was the first score, and it pulled at every step: it gathers the gradients of all." },
+  { id: ["dGE.kappa", "dGE.mu", "dGE.step"], of: ["GE.7", "GE.8"], title: "To the knobs", when: "first", show: [["dkappa", "dstep", "dmu"]], pick: () => ["dkappa"],
+    bars: ["db", "gradient db"], heading: "gradients of the numbers that all words share", draw: (b) => slopes(b, [["coupling κ", "dkappa"], ["step size", "dstep"], ["spring μ", "dmu"]], V),
     caption: "A bar to the right: the loss would fall if that number were smaller. To the left: if it were larger.",
     alt: "A bar each for the coupling, the step size and the spring",
-    when: "first", show: [["dkappa", "dstep", "dmu"]], pick: () => ["dkappa"], say: () => `The pull κ, the spring μ and the length of a step are numbers that can be learned. ${Math.abs(V.dkappa()) < 5e-5 ? "For this wish the pull is right as it is." : `For this wish the pull should be ${V.dkappa() > 0 ? "weaker" : "stronger"}.`}` },
-  { id: "dGE.3", of: "GE.4", title: "To likeness", picture: pictures.toLikeness,
+    say: () => `The pull κ, the spring μ and the length of a step are numbers that can be learned. ${Math.abs(V.dkappa()) < 5e-5 ? "For this wish the pull is right as it is." : `For this wish the pull should be ${V.dkappa() > 0 ? "weaker" : "stronger"}.`}` },
+  { id: "dGE.3", of: "GE.4", title: "To likeness", when: "first", show: [["n"], ["dn"], ["dr"]], pick: () => ["dr", mover(), nearest(mover())],
+    bars: () => ["dr", `likeness of ${DATA.tokens[mover()]}: dr`, [mover()]], heading: "gradients of all likenesses", draw: (b) => draw.pairs(b, "dr", [[mover(), 0, J.length]]),
     caption: () => `The gradients of a row add up to 0: a link of ${names([mover()])} grows only at the cost of its others.`,
     alt: "The gradients of all likenesses as a table",
-    when: "first", show: [["n"], ["dn"], ["dr"]], pick: () => ["dr", mover(), nearest(mover())], say: "Links come from a softmax, so again only what goes beyond the mean counts." },
-  { id: "dGE.1", of: "GE.1", title: "To the matches", picture: pictures.toMatches,
+    say: "Links come from a softmax, so again only what goes beyond the mean counts." },
+  { id: "dGE.1", of: "GE.1", title: "To the matches",
+    bars: ["ds", "gradient ds"], heading: "gradients of all matches", draw: (b) => draw.pairs(b, "ds"),
     caption: () => `The frame is the row of ${word()}, which the loss is about. Other rows have gradients, too: by their links and starts.`,
     alt: "The gradients of all matches as a table",
     when: "first", also: { formula: "m_i = db_i b_i (1 - b_i)" }, show: [["da_s[i]", "own"], ["dr"], ["ds"]], pick: () => ["ds", S.i, S.i], say: "A match was used for parts, for links and for a start: its gradient is the sum of three. g goes through the softmax w, whose gradient is dw = du y; then comes the mean of dr both ways; a word's match with itself (I is 1 there, else 0) gets m<sub>i</sub>, too." },
-  { id: ["dGE.q", "dGE.k"], of: "GE.1", title: "To queries and keys", picture: pictures.toVectors,
+  { id: ["dGE.q", "dGE.k"], of: "GE.1", title: "To queries and keys", when: "first", show: [["dq", "k", "dk"], ["ds"]], pick: () => ["dq", S.i, 0],
+    bars: ["ds", "gradient ds"], heading: "where queries (rings) and keys should go", draw: toVectors,
     caption: "Rings are queries, points are keys. Arrows, to scale with each other, show where each should go.",
     alt: "Queries and keys as points with an arrow at each",
-    when: "first", show: [["dq", "k", "dk"], ["ds"]], pick: () => ["dq", S.i, 0], say: "All queries and keys get a gradient, those of dropped words too: through their links they pulled at the words that were kept." },
+    say: "All queries and keys get a gradient, those of dropped words too: through their links they pulled at the words that were kept." },
 ];
 
 function caption() {

@@ -6,70 +6,16 @@
 
 const { y, wq, wk, M, Mk, s, w, g, gy, N, C, lambda, rho, back, white, NV, G, Pq, Pk, E: out, sigma, VG, D: way, nu, Fm, WF, cut, VK, Mn } = F;
 const { L, R, O, sn, wn, scale: scaled } = F;
-const range = (count) => Array.from({ length: count }, (_, n) => n);
 const MOST = 4, WIDE = DATA.y[0].length, features = () => range(WIDE), olds = () => range(K.width), news = () => range(K.width + V.c());
-const total = (list) => list.reduce((past, x) => past + x, 0);
-const product = (a, b) => a.map((row) => b[0].map((_, n) => total(row.map((x, l) => x * b[l][n]))));
-const transposed = (a) => a[0].map((_, n) => a.map((row) => row[n]));
 const matrix = (quantity) => features().map((a) => features().map((b) => quantity(a, b)));
-const squares = (a) => total(a.flat().map((x) => x * x));
-
-// Singular values, largest first, and vectors as columns: turn pairs of columns until all are at right angles.
-function svd(a) {
-  const left = transposed(a), right = range(left.length).map((n) => range(left.length).map((l) => (n === l ? 1 : 0)));
-  for (let sweep = 0; sweep < 60; sweep += 1) {
-    let turned = 0;
-    for (let m = 0; m < left.length; m += 1) for (let n = m + 1; n < left.length; n += 1) {
-      const [mm, nn, mn] = [[m, m], [n, n], [m, n]].map(([e, f]) => total(left[e].map((x, l) => x * left[f][l])));
-      if (Math.abs(mn) <= 1e-15 * Math.sqrt(mm * nn) || mn === 0) continue;
-      turned += 1;
-      const z = (nn - mm) / (2 * mn), t = Math.sign(z || 1) / (Math.abs(z) + Math.hypot(1, z)), cos = 1 / Math.hypot(1, t), sin = t * cos;
-      for (const of of [left, right]) [of[m], of[n]] = [of[m].map((x, l) => cos * x - sin * of[n][l]), of[m].map((x, l) => sin * x + cos * of[n][l])];
-    }
-    if (!turned) break;
-  }
-  const sizes = left.map((column) => Math.hypot(...column)), order = range(sizes.length).sort((m, n) => sizes[n] - sizes[m]);
-  const unit = order.map((n) => left[n].map((x) => (sizes[n] > 0 ? x / sizes[n] : 0)));
-  return { left: transposed(unit), values: order.map((n) => sizes[n]), right: transposed(order.map((n) => right[n])) };
-}
 
 // Of singular values those that are rounding alone are 0.
 const rid = (values) => values.map((x) => (x < 1e-14 * values[0] ? 0 : x));
-
-// Eigenvalues of a symmetric positive matrix, the smallest first, and eigenvectors as columns with a largest part that is positive.
-function eigen(a) {
-  const { values, right } = svd(a), columns = transposed(right).reverse().map((column) => {
-    const most = column.reduce((best, x) => (Math.abs(x) > Math.abs(best) ? x : best), 0);
-    return column.map((x) => x * Math.sign(most));
-  });
-  return { values: values.reverse(), vectors: transposed(columns) };
-}
-
-// An orthonormal basis of the columns, as rows: Gram and Schmidt, twice against rounding.
-function basis(columns, first = []) {
-  const made = [...first];
-  for (const column of columns) {
-    let rest = column;
-    for (let again = 0; again < 2; again += 1) for (const one of made) {
-      const along = total(one.map((x, n) => x * rest[n]));
-      rest = rest.map((x, n) => x - along * one[n]);
-    }
-    const size = Math.hypot(...rest);
-    if (size > 1e-9 * Math.hypot(...column)) made.push(rest.map((x) => x / size));
-  }
-  return made;
-}
 
 // The matrix that projects on the columns of W times weights.
 function projector(weights) {
   const rows = basis(transposed(product(matrix(V.white), weights)));
   return features().map((r) => features().map((z) => total(rows.map((row) => row[r] * row[z]))));
-}
-
-// The matrix with its `width` largest singular values alone.
-function nearest(a, width) {
-  const { left, values, right } = svd(a);
-  return a.map((_, m) => a.map((__, n) => total(range(width).map((r) => left[m][r] * values[r] * right[n][r]))));
 }
 
 // The kernel after a step: M moves against D, and in units of cost it is cut to a rank.
@@ -182,7 +128,7 @@ const quantities = {
   },
 };
 
-const word = () => `<b>${DATA.tokens[S.i]}</b>`;
+const { word } = attention();
 const columns = (n) => `${n} column${n === 1 ? "" : "s"}`;
 const most = (list) => list.reduce((best, x, n) => (x > list[best] ? n : best), 0);
 const largest = (quantity) => {
@@ -202,10 +148,10 @@ const change = () => Math.sqrt(squares(product(product(DATA.y, matrix((a, b) => 
 const lanes = (top, H) => ({ y: (j) => top + ((j + 0.5) * (H - top)) / J.length, high: (0.92 * (H - top)) / J.length });
 
 // The words, and a map of numbers of pairs beside them: a row for each word that looks.
-function board(W, H, heading, name = "w", told = `weights, ${columns(K.width)}`) {
+function board(W, H, small, { heading, bars: [name, told] = ["w", `weights, ${columns(K.width)}`] }) {
   const narrow = W < 420, top = narrow ? 10 : 32, n = J.length, { y, high } = lanes(top, H), side = narrow ? 8 : Math.min(26, 0.032 * W), from = narrow ? 72 : 94, left = from + n * side + (narrow ? 10 : 30);
   return {
-    narrow, y, high, x: left, top: narrow ? 4 : 24, w: W - left, h: H - (narrow ? 6 : 28),
+    narrow, quiet: small || narrow, left, top: narrow ? 4 : 24, wide: W - left, size: H - (narrow ? 6 : 28),
     drawn: [narrow ? "" : text(0, 12, told, { class: "title" }) + text(left, 12, heading, { class: "title" }), rows(DATA.tokens, S.i, y, narrow ? 68 : 90), weightMap("map", name, from, side, y, high)],
   };
 }
@@ -220,8 +166,8 @@ const weightMap = (key, name, x, side, y, high) => [
 // Matrices in a row with what is between them, as large as there is room, each with its name above it.
 function matrices(b, parts) {
   const high = Math.max(...parts.map((part) => part.rows ?? 0)), room = (part) => part.wide ?? (part.length < 2 ? 0.85 : b.narrow ? 1.8 : 1.2), units = parts.reduce((past, part) => past + room(part), 0), head = b.narrow ? 16 : 30;
-  const side = Math.min((b.w - 4) / units, (b.h - head) / high, 60), middle = b.top + head + (b.h - head) / 2;
-  let x = b.x;
+  const side = Math.min((b.wide - 4) / units, (b.size - head) / high, 60), middle = b.top + head + (b.size - head) / 2;
+  let x = b.left;
   return parts.map((part) => {
     const from = x, wide = room(part) * side;
     x += wide;
@@ -242,18 +188,18 @@ function matrices(b, parts) {
 
 // A bar for each number of a list, and below it the matrix that it belongs to; those that do not count are pale.
 function upright(b, numbers, ref, pieces, { told = (z) => show(z), counts = () => true, least } = {}) {
-  const high = Math.max(...numbers, least ?? 0, 1e-9) * 1.08, foot = b.top + 0.52 * b.h, up = scale(0, high, foot, b.top + 16), wide = Math.min(130, b.w / numbers.length), side = Math.min((0.86 * wide) / pieces[0][0].length, (0.42 * b.h) / pieces[0].length), size = Math.max(1e-12, ...pieces.flat(2).map(Math.abs));
+  const high = Math.max(...numbers, least ?? 0, 1e-9) * 1.08, foot = b.top + 0.52 * b.size, up = scale(0, high, foot, b.top + 16), wide = Math.min(130, b.wide / numbers.length), side = Math.min((0.86 * wide) / pieces[0][0].length, (0.42 * b.size) / pieces[0].length), size = Math.max(1e-12, ...pieces.flat(2).map(Math.abs));
   return [
-    line("foot", [[b.x, foot], [b.x + numbers.length * wide, foot]], { class: "axis" }),
+    line("foot", [[b.left, foot], [b.left + numbers.length * wide, foot]], { class: "axis" }),
     numbers.map((z, n) => {
-      const x = b.x + (n + 0.5) * wide, across = pieces[n][0].length;
+      const x = b.left + (n + 0.5) * wide, across = pieces[n][0].length;
       return [
         mark(`bar.${n}`, "rect", { x: x - 0.34 * wide, y: Math.min(up(z), foot - 1.5), width: 0.68 * wide, height: Math.max(1.5, foot - up(z)), rx: 2, "data-ref": `${ref}.${n}`, style: `fill:${counts(n) ? "var(--accent)" : "var(--soft)"}`, opacity: counts(n) ? 1 : 0.5 }),
         label(`told.${n}`, x, Math.min(up(z), up(least ?? 0)) - 4, told(z, n), { "text-anchor": "middle", class: "tick" }),
         pieces[n].map((row, m) => row.map((one, l) => cell(`piece.${n}.${m}.${l}`, x + (l - across / 2) * side + 0.5, foot + 8 + m * side, side - 1, side - 1, one, size, counts(n) ? {} : { opacity: 0.5 }))),
       ];
     }),
-    least === undefined ? [] : line("least", [[b.x - 4, up(least)], [b.x + numbers.length * wide + 4, up(least)]], { class: "cut" }),
+    least === undefined ? [] : line("least", [[b.left - 4, up(least)], [b.left + numbers.length * wide + 4, up(least)]], { class: "cut" }),
   ];
 }
 
@@ -265,17 +211,17 @@ function pieces(all) {
 
 // The loss over the amplitude: with the new columns, without any; where the step is, and what a search tried.
 function losses(b, extra = () => []) {
-  const best = V.best(), far = Math.min(3, Math.max(K.amplitude, 3 * best)) || 3, high = Math.max(1.25 * V.loss(), Math.min(1.1 * V.lossn(), 2.5 * V.loss())) + 1e-9, foot = b.narrow ? 4 : 24, right = Math.min(b.w, 560), X = scale(0, far, b.x, b.x + right), Y = scale(0, high, b.top + b.h - foot, b.top), inside = (z) => Math.max(b.top, Y(z));
+  const best = V.best(), far = Math.min(3, Math.max(K.amplitude, 3 * best)) || 3, high = Math.max(1.25 * V.loss(), Math.min(1.1 * V.lossn(), 2.5 * V.loss())) + 1e-9, foot = b.narrow ? 4 : 24, right = Math.min(b.wide, 560), X = scale(0, far, b.left, b.left + right), Y = scale(0, high, b.top + b.size - foot, b.top), inside = (z) => Math.max(b.top, Y(z));
   const curve = (key, at, set) => {
     const all = range(31).map((n) => (far * n) / 30).map((a) => [a, at(a)]), end = all.findIndex(([, z]) => z > high); // it leaves the picture there
     return line(key, (end < 0 ? all : all.slice(0, Math.max(2, end))).map(([a, z]) => [X(a), inside(z)]), { class: "line", ...set });
   };
   return [
-    svg("rect", { x: b.x, y: b.top, width: right, height: b.h - foot, rx: 4, class: "plane" }),
-    line("before", [[b.x, Y(V.loss())], [b.x + right, Y(V.loss())]], { class: "axis" }),
+    svg("rect", { x: b.left, y: b.top, width: right, height: b.size - foot, rx: 4, class: "plane" }),
+    line("before", [[b.left, Y(V.loss())], [b.left + right, Y(V.loss())]], { class: "axis" }),
     curve("narrow loss", (a) => lossAt(a, 0), { style: "stroke:var(--soft)", "stroke-dasharray": "2 4" }), curve("loss", (a) => lossAt(a), { style: "stroke:var(--accent)" }), extra(X, Y, far, inside),
     mark("here", "circle", { cx: X(K.amplitude), cy: inside(V.lossn()), r: b.narrow ? 4 : 6, style: "fill:var(--accent)", class: "dot", "data-ref": "lossn" }),
-    b.narrow ? "" : text(b.x + 4, Y(V.loss()) - 4, show(V.loss()), { class: "tick", "data-ref": "loss" }) + text(b.x, b.top + b.h - 8, "amplitude 0", { class: "tick" }) + text(b.x + right, b.top + b.h - 8, show(far), { class: "tick", "text-anchor": "end" }) + text(b.x + right - 6, b.top + b.h - foot - 6, "dotted: no new columns", { class: "tick", "text-anchor": "end" }),
+    b.narrow ? "" : text(b.left + 4, Y(V.loss()) - 4, show(V.loss()), { class: "tick", "data-ref": "loss" }) + text(b.left, b.top + b.size - 8, "amplitude 0", { class: "tick" }) + text(b.left + right, b.top + b.size - 8, show(far), { class: "tick", "text-anchor": "end" }) + text(b.left + right - 6, b.top + b.size - foot - 6, "dotted: no new columns", { class: "tick", "text-anchor": "end" }),
   ];
 }
 
@@ -289,29 +235,14 @@ const pairs = (label, name, size) => of(name, label, J.length, J.length, { size,
 const turned = (part, label) => ({ ...part, key: `${part.key}T`, label, rows: part.wide, wide: part.rows, value: (m, n) => part.value(n, m), ref: (m, n) => part.ref(n, m) });
 const tokens = () => of("y", "y", J.length, WIDE);
 const grown = (letter, name) => tall(below("w", letter, "′"), name, K.width + V.c(), { from: K.width });
-const row = (title, parts, name, told) => (W, H) => { const b = board(W, H, title, name, told); return [b.drawn, matrices(b, parts())]; };
 const after = () => ["wn", `weights, ${columns(K.width + V.c())}`];
 
-const pictures = {
-  kernel: row("scale times the columns make the kernel", () => [`${show(V.scale())} ×`, tall(below("w", "q"), "wq", K.width), "×", turned(tall("", "wk", K.width), below("w", "k", "ᵀ")), "=", square("M", "M")]),
-  error: row("where weights are too large (blue) and too small (orange)", () => [pairs("weights", "w", 1), "−", pairs("wanted", "wanted", 1), "=", pairs("ds", "g", 1)]),
-  gradient: row("what the loss asks of the kernel", () => [turned(tokens(), "yᵀ"), "×", { ...pairs("ds", "g"), tokens: false }, "×", tokens(), "=", square("N", "N")], "g", "ds"),
-  cost: row("how tokens spread", () => [turned(tokens(), "yᵀ"), "×", tokens(), "=", square("C", "C")], "g", "ds"),
-  price: (W, H) => { const b = board(W, H, "the price ρ of each direction, and the direction below it", "g", "ds"); return [b.drawn, upright(b, features().map((n) => V.rho(n)), "rho", features().map((n) => features().map((a) => [V.U(a, n)])))]; },
-  units: row("the gradient in units of cost", () => [turned(square("", "back"), "W⁻ᵀ"), "×", square("N", "N"), "×", square("W⁻¹", "back"), "=", square("G", "G")], "g", "ds"),
-  reach: row("what old columns can follow, and what is left", () => {
-    const size = Math.max(...matrix(V.G).flat().map(Math.abs));
-    return [square("G", "G", size), "=", { key: "old", label: "old ones can", rows: WIDE, wide: WIDE, value: (m, n) => V.G(m, n) - V.H(m, n), size }, "+", square("H", "H", size)];
-  }, "g", "ds"),
-  worth: (W, H) => { const b = board(W, H, "the part of each in all of H, and below it the matrix of rank 1; dashed: the least part", "g", "ds"); return [b.drawn, worth(b)]; },
-  step: (W, H) => { const b = board(W, H, "the loss by how far the kernel moves, and what a search tries", ...after()); return [b.drawn, losses(b, (X, _, far, inside) => tried().filter(([a]) => a <= far).map(([a, z], n) => [mark(`tried.${n}`, "circle", { cx: X(a), cy: inside(z), r: b.narrow ? 3.5 : 6, class: "sink" }), b.narrow ? [] : label(`order.${n}`, X(a) + 9, inside(z) - 8, show(a), { class: "name" })]))]; },
-  cut: (W, H) => { const b = board(W, H, `singular values of F in units of cost; blue: kept, for ${columns(K.width + V.c())}`, ...after()); return [b.drawn, upright(b, features().map((n) => V.size(n)), "size", pieces(matrix(V.Kw)), { counts: (n) => n < K.width + V.c() })]; },
-  columns: row("columns, grown: new ones in a frame", () => [tall(below("w", "q"), "wq", K.width), "→", grown("q", "wqn"), "", tall(below("w", "k"), "wk", K.width), "→", grown("k", "wkn")], "wn", "weights, grown"),
-  slope: (W, H) => { const b = board(W, H, "the loss, and how fast it falls when the step begins", ...after()); return [b.drawn, losses(b, (X, Y, far) => { const until = Math.min(far, V.slope() < 0 ? -V.loss() / V.slope() : far); return vector("slope", X(0), Y(V.loss()), X(until), Y(V.loss() + until * V.slope()), { class: "vector thick" }); })]; },
-  further: row("the gradient of each column after the step", () => [`${show(V.scale())} ×`, square("N′", "Nn"), "×", grown("k", "wkn"), "=", { ...grown("q", "dwqn"), label: `d${below("w", "q", "′")}` }], "gn", "ds, after"),
-  old: row("the gradient of the old columns", () => [`${show(V.scale())} ×`, square("N", "N"), "×", tall(below("w", "k"), "wk", K.width), "=", tall(`d${below("w", "q")}`, "dwq", K.width, { size: Math.max(...matrix(V.N).flat().map(Math.abs)) })], "g", "ds"),
-  whence: row("where N comes from", () => [turned(tokens(), "yᵀ"), "×", { ...tokens(), key: "gy", label: "ds y", value: V.gy, ref: (m, n) => `gy.${m}.${n}` }, "=", square("N", "N")], "g", "ds"),
-};
+
+// G as what old columns can follow, and H.
+function reached(b) {
+  const size = Math.max(...matrix(V.G).flat().map(Math.abs)), old = { key: "old", label: "old ones can", rows: WIDE, wide: WIDE, value: (m, n) => V.G(m, n) - V.H(m, n), size };
+  return matrices(b, [square("G", "G", size), "=", old, "+", square("H", "H", size)]);
+}
 
 // Of the first card, the turn and the gallery: the weights of all words, as they are wanted, before and after; if there
 // is room, what new columns are worth.
@@ -321,7 +252,7 @@ function picture(W, H, small) {
   return [
     small ? "" : rows(DATA.tokens, S.i, y, left - 8),
     maps.map(([told, name], n) => [small || narrow ? "" : text(at(n), 12, told, { class: "title" }), weightMap(n === maps.length - 1 ? "map" : name, name, at(n), side, y, high)]),
-    room ? [text(W - room + 30, 12, "worth of new columns", { class: "title" }), worth({ x: W - room + 30, top: 24, w: room - 34, h: H - 28 })] : [],
+    room ? [text(W - room + 30, 12, "worth of new columns", { class: "title" }), worth({ left: W - room + 30, top: 24, wide: room - 34, size: H - 28 })] : [],
     small ? vector("grow", at(1) - 23, H / 2, at(1) - 7, H / 2) : [],
   ];
 }
@@ -329,117 +260,88 @@ function picture(W, H, small) {
 // ---- cards -------------------------------------------------------------------------------------------------------------
 
 const forward = [
-  {
-    id: "GROW.1", title: "One kernel", picture: pictures.kernel,
+  { id: "GROW.1", title: "One kernel", show: [["wq", "wk"], ["M"]], pick: () => ["M", ...largest(V.M)],
+    heading: "scale times the columns make the kernel", draw: (b) => matrices(b, [`${show(V.scale())} ×`, tall(below("w", "q"), "wq", K.width), "×", turned(tall("", "wk", K.width), below("w", "k", "ᵀ")), "=", square("M", "M")]),
     caption: () => `A blue cell is above 0, an orange one below. Left, the weights that this kernel makes: row ${word()} is who it attends to.`,
     alt: "The columns of queries times those of keys are the kernel",
-    show: [["wq", "wk"], ["M"]], pick: () => ["M", ...largest(V.M)],
-    say: () => `Each token has a query (what it looks for), made by w<sub>q</sub>, and a key (what it offers), made by w<sub>k</sub>. For scores only the product M counts. ${K.width === 1 ? "All its rows are multiples of one row. That is called rank 1." : `It is a sum of ${K.width} matrices whose rows are multiples of one row, so its rank is ${K.width} at most.`}`,
-  },
-  {
-    title: "Too much, too little", picture: pictures.error,
+    say: () => `Each token has a query (what it looks for), made by w<sub>q</sub>, and a key (what it offers), made by w<sub>k</sub>. For scores only the product M counts. ${K.width === 1 ? "All its rows are multiples of one row. That is called rank 1." : `It is a sum of ${K.width} matrices whose rows are multiples of one row, so its rank is ${K.width} at most.`}` },
+  { title: "Too much, too little", formula: "ds = w - p", show: [["s[i]", "w[i]", "wanted[i]", "g[i]"]], pick: () => ["g", S.i, worst()],
+    heading: "where weights are too large (blue) and too small (orange)", draw: (b) => matrices(b, [pairs("weights", "w", 1), "−", pairs("wanted", "wanted", 1), "=", pairs("ds", "g", 1)]),
     caption: () => `${word()} should attend ${V.g(S.i, worst()) < 0 ? "more" : "less"} to ${names([worst()])}, by ${show(Math.abs(V.g(S.i, worst())))}.`,
     alt: "The weights minus the wanted ones",
-    formula: "ds = w - p", show: [["s[i]", "w[i]", "wanted[i]", "g[i]"]], pick: () => ["g", S.i, worst()],
     say: () => `Scores make weights w by a softmax, and the weights p are wanted. ds, the gradient of a score, says how much too much weight a token gets; below 0 it gets too little. Here ${word()} should attend ${
-      V.g(S.i, worst()) < 0 ? "more" : "less"} to ${names([worst()])}.`,
-  },
-  {
-    title: "What the loss asks of the kernel", picture: pictures.gradient,
+      V.g(S.i, worst()) < 0 ? "more" : "less"} to ${names([worst()])}.` },
+  { title: "What the loss asks of the kernel", label: "the gradient of M", formula: "N = y^T ds y", show: [["N"], ["y"]], pick: () => ["N", ...largest(V.N)],
+    bars: ["g", "ds"], heading: "what the loss asks of the kernel", draw: (b) => matrices(b, [turned(tokens(), "yᵀ"), "×", { ...pairs("ds", "g"), tokens: false }, "×", tokens(), "=", square("N", "N")]),
     caption: () => `N has rank ${rank()}, and a head of ${columns(K.width)} can only make kernels of rank ${K.width}.`,
     alt: "Tokens times the gradient times tokens is N",
-    label: "the gradient of M", formula: "N = y^T ds y", show: [["N"], ["y"]], pick: () => ["N", ...largest(V.N)],
-    say: "The rows of y are the tokens, each with its features. Scores are y M yᵀ, so N, the gradient of M, is put together of ds and features of both tokens. N may have any rank: the loss can ask for what so few columns cannot make.",
-  },
-  {
-    id: ["GROW.2", "GROW.3"], title: "What a change costs", picture: pictures.cost,
+    say: "The rows of y are the tokens, each with its features. Scores are y M yᵀ, so N, the gradient of M, is put together of ds and features of both tokens. N may have any rank: the loss can ask for what so few columns cannot make." },
+  { id: ["GROW.2", "GROW.3"], title: "What a change costs", show: [["C"], ["y"]], pick: () => ["C", 0, 0],
+    bars: ["g", "ds"], heading: "how tokens spread", draw: (b) => matrices(b, [turned(tokens(), "yᵀ"), "×", tokens(), "=", square("C", "C")]),
     caption: "A large number on the diagonal: tokens reach far along that feature, so changing the kernel there changes scores more.",
     alt: "Tokens times tokens is C",
-    show: [["C"], ["y"]], pick: () => ["C", 0, 0],
-    say: "A gradient can be trusted only for small changes of the scores. So a change of M costs what it changes in them (the root of the mean square): more where tokens have large features. C adds up their products. With one sequence, b = 1, A is C.",
-  },
-  {
-    id: "GROW.4", title: "A price for each direction", picture: pictures.price,
+    say: "A gradient can be trusted only for small changes of the scores. So a change of M costs what it changes in them (the root of the mean square): more where tokens have large features. C adds up their products. With one sequence, b = 1, A is C." },
+  { id: "GROW.4", title: "A price for each direction", show: [["lambda", "rho"]], pick: () => ["rho", WIDE - 1],
+    bars: ["g", "ds"], heading: "the price ρ of each direction, and the direction below it", draw: (b) => upright(b, features().map((n) => V.rho(n)), "rho", features().map((n) => features().map((a) => [V.U(a, n)]))),
     caption: () => `The dearest direction costs ${show(V.rho(WIDE - 1) / V.rho(0))} times as much as the cheapest: tokens reach that much further along it.`,
     alt: "A bar for the price of each direction",
-    show: [["lambda", "rho"]], pick: () => ["rho", WIDE - 1],
-    say: () => `A has ${WIDE} directions at right angles, and λ says how far tokens reach along each. Its root ρ is the price of that direction. The damping makes sure that none is free.`,
-  },
-  {
-    id: "GROW.5", title: "The gradient in units of cost", picture: pictures.units,
+    say: () => `A has ${WIDE} directions at right angles (its eigenvectors). For each, the eigenvalue λ says how far the tokens reach along it. Its root ρ is the price of a change in that direction. The damping adds a little to every λ, so that no direction is free.` },
+  { id: "GROW.5", title: "The gradient in units of cost", show: [["G"], ["N"]], pick: () => ["G", ...largest(V.G)],
+    bars: ["g", "ds"], heading: "the gradient in units of cost", draw: (b) => matrices(b, [turned(square("", "back"), "W⁻ᵀ"), "×", square("N", "N"), "×", square("W⁻¹", "back"), "=", square("G", "G")]),
     caption: "A cell of N is for a pair of features, one of G for a pair of directions, divided by both prices: cheap pairs become larger than dear ones.",
     alt: "The gradient, from both sides times the inverse of W, is G",
-    show: [["G"], ["N"]], pick: () => ["G", ...largest(V.G)],
-    say: "W measures along the directions, times their prices: the size of W E Wᵀ tells how much a change E of M changes the scores. G is the gradient N for changes in that unit: large where a change of M gains much at a low cost.",
-  },
-  {
-    id: "GROW.6", title: "What is out of reach", picture: pictures.reach,
+    say: "W has a row for each direction, multiplied by its price. If M changes by E, the scores change by the size of W E Wᵀ. So we measure changes of M in this unit. G is the gradient N in the same unit: it is large where a change gains much and costs little." },
+  { id: "GROW.6", title: "What is out of reach", show: [["H"], ["G"]], pick: () => ["H", ...largest(V.H)],
+    bars: ["g", "ds"], heading: "what old columns can follow, and what is left", draw: reached,
     caption: () => `${percent(reach())} of the squares of G are in H, which only new columns can make.`,
     alt: "G is what old columns can follow, and H",
-    show: [["H"], ["G"]], pick: () => ["H", ...largest(V.H)],
-    say: () => `P<sub>q</sub> projects on the span of W w<sub>q</sub>, P<sub>k</sub> on that of W w<sub>k</sub>: old columns can follow what lies there. H is what G has beyond, which only new columns can make. Its squares are ${percent(reach())} of those of G${
-      reach() > 0.9 ? ": the head has learned what it could, so both look alike" : ""}.`,
-  },
-  {
-    id: "GROW.7", title: "How many columns", picture: pictures.worth,
+    say: () => `The old columns can follow the part of G that lies in their span. The projections P<sub>q</sub> and P<sub>k</sub> find that part: for queries and for keys, in units of cost. H is the rest of G, which only new columns can make. Its squares are ${percent(reach())} of those of G${
+      reach() > 0.9 && !TYPED ? ": the head has learned what it could, so both look alike" : ""}.` },
+  { id: "GROW.7", title: "How many columns", show: [["sigma", "part"], ["c"]], pick: () => ["part", 0],
+    bars: ["g", "ds"], heading: "bars: the part of each matrix of rank 1 in H; dashed: the least part", draw: (b) => worth(b),
     caption: () => `Each bar is the part of one matrix in all of H. Above the dashed line, ${percent(K.share)}, it is worth a column: ${V.c() ? `${columns(V.c())} more` : "none"}.`,
     alt: "A bar for each singular value of H",
-    show: [["sigma", "part"], ["c"]], pick: () => ["part", 0],
-    say: () => `H is a sum of matrices of rank 1, and one new column on both sides can make one of them. Its size σ is called a singular value; σ² is what the column is worth. Which columns to add follows from steps 9 to 11, where old and new ones move together.`,
-  },
-  {
-    id: ["GROW.8", "GROW.9", "GROW.10"], title: "Move the kernel", picture: pictures.step,
+    say: () => `H is a sum of matrices of rank 1, and one new column on both sides can make one of them. Its size σ is called a singular value; σ² is what the column is worth. Which columns to add follows from steps 9 to 11, where old and new ones move together.` },
+  { id: ["GROW.8", "GROW.9", "GROW.10"], title: "Move the kernel", show: [["Fm"], ["D"], ["nu"]], pick: () => ["Fm", ...largest(V.D)],
+    bars: after, heading: "the loss by how far the kernel moves, and what a search tries", draw: (b) => losses(b, (X, _, far, inside) => tried().filter(([a]) => a <= far).map(([a, z], n) => [mark(`tried.${n}`, "circle", { cx: X(a), cy: inside(z), r: b.narrow ? 3.5 : 6, class: "sink" }), b.narrow ? [] : label(`order.${n}`, X(a) + 9, inside(z) - 8, show(a), { class: "name" })])),
     caption: () => `The blue point is the step. Rings, with their amplitudes, are what a search tries: ${V.best() > 0 ? `it takes ${show(V.best())}` : "none of them helps"}. The dotted curve has no new columns.`,
     alt: "The loss by the amplitude, and what a search tries",
-    show: [["Fm"], ["D"], ["nu"]], pick: () => ["Fm", ...largest(V.D)],
-    say: () => `D is G as a change of M; G, not H, for what old columns can follow takes no new one. M moves against it, by the amplitude in units ν, with which an amplitude of 1 changes scores by about 1 (root of the mean square), here by ${show(change())}. F may have any rank.`,
-  },
-  {
-    id: ["GROW.12", "GROW.13"], title: "Cut to the columns there are", picture: pictures.cut,
+    say: () => `D is G, turned back into a change of M. It is all of G, not H alone, as old and new columns move together. M moves against D. The unit ν makes an amplitude of 1 change the scores by about 1 (root of the mean square); here they change by ${show(change())}. The result F may have any rank.` },
+  { id: ["GROW.12", "GROW.13"], title: "Cut to the columns there are", show: [["size", "kept"], ["Mn"]], pick: () => ["kept", Math.min(WIDE - 1, K.width + V.c() - 1)],
+    bars: after, heading: () => `singular values of F in units of cost; blue: kept, for ${columns(K.width + V.c())}`, draw: (b) => upright(b, features().map((n) => V.size(n)), "size", pieces(matrix(V.Kw)), { counts: (n) => n < K.width + V.c() }),
     caption: () => `A bar for each matrix of rank 1 in F. ${K.width + V.c() < WIDE ? `Kept: ${K.width + V.c()} of ${WIDE}. The pale ones are cut off.` : "All are kept."}`,
     alt: "A bar for each singular value of the kernel after the step",
-    show: [["size", "kept"], ["Mn"]], pick: () => ["kept", Math.min(WIDE - 1, K.width + V.c() - 1)],
-    say: () => `A head of ${columns(K.width + V.c())} has a kernel of that rank, at most. Z<sub>F</sub> is F in units of cost (GROW.11). Its largest singular values are kept. Turned back, that is M', the nearest to F that the grown head can make.`,
-  },
-  {
-    id: ["GROW.17", "GROW.18"], title: "Back to two matrices", also: { label: "why O changes no score", formula: "M' = L R^T = (L O) (R O)^T" }, picture: pictures.columns,
+    say: () => `The kernel of a head with ${columns(K.width + V.c())} has at most that rank, but F may have more. So F is cut, in units of cost (Z<sub>F</sub>, GROW.11): only the largest singular values are kept. Turned back, this is M', the kernel nearest to F that the grown head can make.` },
+  { id: ["GROW.17", "GROW.18"], title: "Back to two matrices", also: { label: "why O changes no score", formula: "M' = L R^T = (L O) (R O)^T" },
+    bars: ["wn", "weights, grown"], heading: "columns, grown: new ones in a frame", draw: (b) => matrices(b, [tall(below("w", "q"), "wq", K.width), "→", grown("q", "wqn"), "", tall(below("w", "k"), "wk", K.width), "→", grown("k", "wkn")]),
     caption: () => `${V.c() ? `In frames: the new columns, ${V.c()} on each side.` : "No column is new."} Old ones have moved, too. Left, the weights that the grown head has.`,
     alt: "The columns of queries and keys before and after",
     show: [["wq", "wqn"], ["wk", "wkn"]], pick: () => ["wqn", 0, Math.min(K.width, K.width + V.c() - 1)],
-    say: () => `M' is split into two matrices, L and R, equally large (GROW.14, GROW.15). A rotation O, the same for both, brings the old columns near to where they were (GROW.16)${V.c() ? "; the new ones stand behind them" : ""}.`,
-  },
+    say: () => `M' is split into two matrices, L and R, equally large (GROW.14, GROW.15). A rotation O, the same for both, brings the old columns near to where they were (GROW.16)${V.c() ? "; the new ones stand behind them" : ""}.` },
 ];
 const backward = [
-  {
-    id: "GROW.19", of: "GROW.10", title: "How fast the loss falls", picture: pictures.slope,
+  { id: "GROW.19", of: "GROW.10", title: "How fast the loss falls", show: [["slope"], ["all"], ["nu"], ["sigma"], ["G", "rows"]], pick: () => ["slope"],
+    bars: after, heading: "the loss, and how fast it falls when the step begins", draw: (b) => losses(b, (X, Y, far) => { const until = Math.min(far, V.slope() < 0 ? -V.loss() / V.slope() : far); return vector("slope", X(0), Y(V.loss()), X(until), Y(V.loss() + until * V.slope()), { class: "vector thick" }); }),
     caption: () => `The arrow is what the slope, ${show(V.slope())}, promises. ${K.amplitude > 0 ? `At ${show(K.amplitude)} the loss is ${show(V.lossn())} instead of ${show(V.loss())}.` : "At amplitude 0 nothing has moved."}`,
     alt: "The loss by the amplitude, and its slope at 0",
-    show: [["slope"], ["all"], ["nu"], ["sigma"], ["G", "rows"]], pick: () => ["slope"],
     say: () => `This is the derivative with respect to the amplitude, at 0. The cut keeps all of G but those parts of H that get no column. ${
-      K.amplitude > 0 ? `For an amplitude of ${show(K.amplitude)} it promises ${show(V.slope() * K.amplitude)}, and the loss changes by ${show(V.lossn() - V.loss())}, as weights do not change in proportion.` : "The amplitude is 0, so nothing has moved yet."}`,
-  },
-  {
-    title: "And then training goes on", picture: pictures.further,
+      K.amplitude > 0 ? `For an amplitude of ${show(K.amplitude)} it promises ${show(V.slope() * K.amplitude)}, and the loss changes by ${show(V.lossn() - V.loss())}, as weights do not change in proportion.` : "The amplitude is 0, so nothing has moved yet."}` },
+  { title: "And then training goes on", of: "GROW.17", label: "the gradient", formula: "dw_q' = scale N' w_k'", show: [["wqn", "dwqn"], ["Nn"]], pick: () => ["dwqn", ...largestNew()],
+    bars: ["gn", "ds, after"], heading: "the gradient of each column after the step", draw: (b) => matrices(b, [`${show(V.scale())} ×`, square("N′", "Nn"), "×", grown("k", "wkn"), "=", { ...grown("q", "dwqn"), label: `d${below("w", "q", "′")}` }]),
     caption: () => (K.amplitude === 0 ? "At amplitude 0 new columns are 0, and so is their gradient." : V.c() ? "Framed: the new columns. Now all have a gradient, and training can go on." : "No column is new; the old ones have moved."),
     alt: "The new gradient times the columns of keys",
-    of: "GROW.17", label: "the gradient", formula: "dw_q' = scale N' w_k'", show: [["wqn", "dwqn"], ["Nn"]], pick: () => ["dwqn", ...largestNew()],
     say: () => `With the new kernel there is a new gradient N', and through it each column has one. ${
-      K.amplitude > 0 ? `The largest is now ${show(Math.abs(V.dwqn(...largestNew())))}, where before the step it was ${show(oldGradient())}.${Math.abs(V.dwqn(...largestNew())) > oldGradient() ? " So training goes on where it had come to a stop." : ""}` : "At amplitude 0 the new columns are 0 on both sides, and so are their gradients: they would never learn."}`,
-  },
-  {
-    title: "What old columns can learn", picture: pictures.old,
+      K.amplitude > 0 ? `The largest is now ${show(Math.abs(V.dwqn(...largestNew())))}, where before the step it was ${show(oldGradient())}.${Math.abs(V.dwqn(...largestNew())) > oldGradient() && !TYPED ? " So training goes on where it had come to a stop." : ""}` : "At amplitude 0 the new columns are 0 on both sides, and so are their gradients: they would never learn."}` },
+  { title: "What old columns can learn", of: "GROW.1", label: "the gradient", formula: "dw_q = scale N w_k", show: [["wq", "dwq"], ["wk", "dwk"]], pick: () => ["dwq", 0, 0],
+    bars: ["g", "ds"], heading: "the gradient of the old columns", draw: (b) => matrices(b, [`${show(V.scale())} ×`, square("N", "N"), "×", tall(below("w", "k"), "wk", K.width), "=", tall(`d${below("w", "q")}`, "dwq", K.width, { size: Math.max(...matrix(V.N).flat().map(Math.abs)) })]),
     caption: () => `N asks for up to ${show(Math.abs(V.N(...largest(V.N))))}, and no column gets more than ${show(oldGradient())} of it. Colours are to one scale.`,
     alt: "The gradient N times the old columns of keys",
-    of: "GROW.1", label: "the gradient", formula: "dw_q = scale N w_k", show: [["wq", "dwq"], ["wk", "dwk"]], pick: () => ["dwq", 0, 0],
-    say: () => `Training follows these gradients, and they see N only through the old columns. The largest is ${show(oldGradient())}, while N has entries up to ${show(Math.abs(V.N(...largest(V.N))))}: ${percent(reach())} of what the loss asks for, in units of cost, lies where the old columns do not reach.`,
-  },
-  {
-    id: "dGROW.1", of: "GROW.1", title: "Where N comes from", picture: pictures.whence,
+    say: () => `Training follows these gradients, and they see N only through the old columns. The largest is ${show(oldGradient())}, while N has entries up to ${show(Math.abs(V.N(...largest(V.N))))}: ${percent(reach())} of what the loss asks for, in units of cost, lies where the old columns do not reach.` },
+  { id: "dGROW.1", of: "GROW.1", title: "Where N comes from", show: [["y"], ["gy"], ["g[i]"], ["N"]], pick: () => ["N", ...largest(V.N)],
+    bars: ["g", "ds"], heading: "where N comes from", draw: (b) => matrices(b, [turned(tokens(), "yᵀ"), "×", { ...tokens(), key: "gy", label: "ds y", value: V.gy, ref: (m, n) => `gy.${m}.${n}` }, "=", square("N", "N")]),
     caption: "Each row of ds y: the tokens, each as often as it got too much weight. Added up by the features of who looks, they are N.",
     alt: "Tokens times the weighted tokens is N",
-    show: [["y"], ["gy"], ["g[i]"], ["N"]], pick: () => ["N", ...largest(V.N)],
-    say: "Scores are y M yᵀ, so an entry of M reaches a score by a feature of one token and a feature of the other. Its gradient is the sum over all pairs of tokens. The backward of attention computes ds anyway.",
-  },
+    say: "Scores are y M yᵀ, so an entry of M reaches a score by a feature of one token and a feature of the other. Its gradient is the sum over all pairs of tokens. The backward of attention computes ds anyway." },
 ];
 
 function caption() {
@@ -455,16 +357,16 @@ tour({
   living: "amplitude",
   short: "A head that is too narrow for what the loss asks gets new columns, where they help most.",
   intro: () => [
-    `A <b>head</b> compares tokens by two narrow matrices. Each <b>column</b> is one way to compare, so few columns make few patterns of weights. Here each token should attend to the next, the last to the first. Training with ${columns(K.width)} has come no further than the picture shows.`,
+    `A <b>head</b> compares tokens by two narrow matrices. Each <b>column</b> is one way to compare, so few columns make few patterns of weights. Here each token should attend to the next, the last to the first. ${TYPED ? `The ${columns(K.width)} here learned this on the tour’s own words, and not yet on yours` : `Training with ${columns(K.width)} has come no further than the picture shows`}.`,
     `This is no layer; it is done a few times during training. The gradient asks for a change of all scores. The part that old columns cannot follow is split into single columns, which tells how many are worth while; then old and new ones move together. Added here: ${V.c() || "none"}${
       V.lossn() > V.loss() ? `; but at amplitude ${show(K.amplitude)} the loss rises` : ""}. Then training goes on.`,
   ],
   turn: "Growth is no layer: nothing goes back through it. But gradients surround it (a d in front of a letter: how the loss changes with it): how fast the loss falls when the step begins, what training can do after it and could do before it, and N, with which all begins.",
   sizes: { a: () => WIDE, b: () => WIDE, c: () => K.width, u: () => K.width + V.c(), v: () => K.width + V.c(), r: () => WIDE, z: () => WIDE },
-  quantities, forward, backward, picture, caption,
+  quantities, forward, backward, picture, board, caption,
   tasks: [
     { say: "raise the least part until only one column is added", done: () => V.c() === 1 },
-    { say: "go so far that the loss rises", done: () => V.lossn() > V.loss() },
+    { say: "go so far that the loss rises", own: true, done: () => V.lossn() > V.loss() },
     { say: "begin with two columns, and find an amplitude with which the loss falls", done: () => K.width === 2 && V.lossn() < V.loss() },
   ],
   height: (W) => (W < 420 ? 130 : Math.min(520, Math.round(W * 0.5))),

@@ -46,6 +46,8 @@ TOUR = Tour(
             [[-1.17, 1.92, -0.88], [-1.64, -0.86, -2.82], [-2.31, -1.33, -1.35], [1.49, -0.14, -0.23]],
         ],
     },
+    table={"y": 14},
+    counts=(5, 5),  # as many as have wanted weights
     instead="the definition makes new weights from tokens and the gradient of a loss, and a call of the core is "
     'softmax attention, of which ra.explore("softmax", ...) is a tour',
     run=run,

@@ -6,7 +6,6 @@
 const { q, k, v, target, G, Ginv, x, s, w, a, g, ga, B, Y, N, Z, AG, A, T, op, one, two, both, t, next } = F;
 const { dnext, dt, dboth, done, dop, dT, dA, dY, dYG, dZ, dN, sol, dB, dgx, dga, dgn, da, dw, mean, ds, dx, dG, ZdY } = F;
 const { sx, sa, kf, ka, ks, kg } = F;
-const range = (count) => Array.from({ length: count }, (_, l) => l);
 const updates = () => range(K.updates), fits = () => range(K.updates).slice(1), d = D.length, epsilon = knob("epsilon"), ridge = knob("ridge");
 
 // How like points x and y are; how that changes with coordinate e of x.
@@ -14,25 +13,6 @@ const near = (x, y) => exp(div(neg(sum(D.map((e) => pow(sub(x(e), y(e)), 2)))), 
 const kernel = (x, y) => add(...D.map((e) => mul(x(e), y(e))), near(x, y));
 const slope = (x, y, e) => sub(y(e), mul(div(sub(x(e), y(e)), d), near(x, y)));
 const at = (quantity, ...index) => (e) => quantity(...index, e);
-
-// A list whose entries are made when they are asked for, once.
-const lazily = (make) => new Proxy({}, { get: (kept, n) => (kept[n] ??= make(Number(n))) });
-
-// The x with `rows` x = right, by elimination.
-function solve(rows, right) {
-  const all = rows.map((row, n) => [...row, right[n]]), size = all.length;
-  for (let n = 0; n < size; n += 1) {
-    const best = range(size).slice(n).reduce((p, r) => (Math.abs(all[r][n]) > Math.abs(all[p][n]) ? r : p), n);
-    [all[n], all[best]] = [all[best], all[n]];
-    for (let r = n + 1; r < size; r += 1) {
-      const times = all[r][n] / all[n][n];
-      for (let p = n; p <= size; p += 1) all[r][p] -= times * all[n][p];
-    }
-  }
-  const found = [];
-  for (let n = size - 1; n >= 0; n -= 1) found[n] = (all[n][size] - range(size).slice(n + 1).reduce((past, p) => past + all[n][p] * found[p], 0)) / all[n][n];
-  return found;
-}
 
 // The A with Z A G + ridge A = right(m, j), as one linear system of all its entries.
 function sylvester(u, right) {
@@ -221,7 +201,7 @@ for (const [name, quantity] of Object.entries(quantities)) if (quantity.axes?.st
 // The update that is shown: of the step that is chosen, the last one at the end.
 const shown = () => Math.min(S.t, K.updates - 1);
 const fitted = () => Math.max(1, shown());
-const word = () => `<b>${DATA.tokens[S.i]}</b>`;
+const { word } = attention();
 const most = (list) => list.reduce((best, y, n) => (y > list[best] ? n : best), 0);
 const best = (u) => most(J.map((j) => V.w(u, j)));
 const place = (quantity, u) => D.map((e) => quantity(u, e));
@@ -246,7 +226,7 @@ const nth = (n) => `x${"₀₁₂₃₄₅₆"[n]}`;
 function field(u, b, on, like, gap) {
   let drawn = "";
   const within = (from, size) => range(Math.floor(size / gap)).map((n) => from + (size % gap) / 2 + (n + 0.5) * gap), zero = [on.X([0, 0]), on.Y([0, 0])];
-  for (const y of within(b.y, b.h)) for (const x of within(b.x, b.w)) {
+  for (const y of within(b.top, b.size)) for (const x of within(b.left, b.wide)) {
     const from = like.map((one, e) => (e === 0 ? (x - zero[0]) / on.unit : e === 1 ? (zero[1] - y) / on.unit : one)), to = mapped(u, from);
     const way = [0.25 * on.unit * (to[0] - from[0]), -0.25 * on.unit * ((to[1] ?? 0) - (from[1] ?? 0))], long = Math.hypot(...way), kept = Math.min(1, (0.8 * gap) / (long || 1));
     if (long < 1) continue;
@@ -255,21 +235,14 @@ function field(u, b, on, like, gap) {
   }
   return drawn;
 }
-const flat = (p) => [p[0], p[1] ?? 0]; // of longer vectors the first two numbers are drawn
 const given = { k: DATA.k.map(flat), v: DATA.v.map(flat), q: DATA.q.map(flat), target: flat(DATA.target) }; // a plane stays while points are dragged
-const put = (list, to) => to.slice(0, list.length).forEach((number, e) => { list[e] = number; });
 const moment = () => S.at ?? S.t;
-const board = (W, H, numbers, told, heading, ref) => {
-  const { drawn, narrow, left, top, wide, size } = beside(DATA.tokens, S.i, W, H, false, numbers, told, heading, ref && ((j) => `${ref}.${j}`));
-  return { drawn, narrow, x: left, y: top, w: wide, h: size };
-};
-
 // The plane: keys as squares, values as points, each as large as its weight in update u, and the path up to x_until.
 function scene(b, u, until, { ties = true, names = !b.narrow, goal = false } = {}) {
-  const path = range(K.updates + 1).map((p) => flat(place(V.x, p))), on = plane(b.x, b.y, b.h, [...given.k, ...given.v, given.q[S.i], ...path, ...(goal ? [given.target] : [])], b.w);
+  const path = range(K.updates + 1).map((p) => flat(place(V.x, p))), on = plane(b.left, b.top, b.size, [...given.k, ...given.v, given.q[S.i], ...path, ...(goal ? [given.target] : [])], b.wide);
   const keys = J.map((j) => flat(place((l, e) => V.k(l, e), j))), values = J.map((j) => flat(place((l, e) => V.v(l, e), j))), big = b.narrow ? 0.6 : 1, spot = (p) => [on.X(p), on.Y(p)];
   const half = J.map((j) => big * (4 + 5 * Math.sqrt(V.w(u, j)))), seen = path.slice(0, until + 1);
-  const boxes = [...keys, ...values, ...path].map((p) => [on.X(p) - 4, on.Y(p) - 4, on.X(p) + 4, on.Y(p) + 4]), named = names ? labels(b.x + b.w, b.y + b.h, 13, [], b.x, b.y, boxes) : () => "";
+  const boxes = [...keys, ...values, ...path].map((p) => [on.X(p) - 4, on.Y(p) - 4, on.X(p) + 4, on.Y(p) + 4]), named = names ? labels(b.left + b.wide, b.top + b.size, 13, [], b.left, b.top, boxes) : () => "";
   const drawn = [
     on.ground,
     J.map((j) => (ties ? line(`tie.${j}`, [spot(keys[j]), spot(values[j])], { class: "flow", style: `stroke:${color(j)}`, "stroke-width": big * (1 + 4 * Math.sqrt(V.w(u, j))) }) : [])),
@@ -313,13 +286,13 @@ function falls(key, b, { spot }, moves) {
 
 // Matrices below each other: [title, key, rows, names of the rows, reference, whether a column is a word].
 function stack(b, all) {
-  const names = b.narrow ? 4 : 74, head = b.narrow ? 9 : 40, many = all.reduce((past, [, , matrix]) => past + matrix.length, 0), row = Math.min(64, (b.h - head * all.length) / many);
-  let y = b.y;
+  const names = b.narrow ? 4 : 74, head = b.narrow ? 9 : 40, many = all.reduce((past, [, , matrix]) => past + matrix.length, 0), row = Math.min(64, (b.size - head * all.length) / many);
+  let y = b.top;
   return all.map(([title, key, matrix, called, ref, heads], n) => {
-    const x = b.x + names, wide = Math.min((b.w - names) / matrix[0].length, b.narrow ? 1e3 : 110), high = row * matrix.length, top = y + head;
+    const x = b.left + names, wide = Math.min((b.wide - names) / matrix[0].length, b.narrow ? 1e3 : 110), high = row * matrix.length, top = y + head;
     y = top + high;
     return [
-      b.narrow ? "" : text(b.x, top - (heads ? 22 : 9), title, { class: "title" }) + matrix.map((_, m) => text(x - 8, top + (m + 0.5) * row + 4, called(m), { "text-anchor": "end" })).join(""),
+      b.narrow ? "" : text(b.left, top - (heads ? 22 : 9), title, { class: "title" }) + matrix.map((_, m) => text(x - 8, top + (m + 0.5) * row + 4, called(m), { "text-anchor": "end" })).join(""),
       heads ? J.map((j) => point(`${n ? "head" : "dot"}.${j}`, x + (j + 0.5) * wide, top - (b.narrow ? 5 : 8), b.narrow ? 2.5 : 4.5, j)) : [],
       grid(key, x, top, wide * matrix[0].length, high, matrix, ref),
     ];
@@ -328,7 +301,7 @@ function stack(b, all) {
 
 // A list, written as a column, times a matrix is the lists below it.
 function product(b, input, ref, matrix, own, outputs) {
-  const n = J.length, names = b.narrow ? 2 : 60, head = b.narrow ? 9 : 24, high = (b.h - head) / (n + 0.4 + outputs.length), wide = (b.w - names) / (n + 1.5), x = b.x + names, from = x + 1.5 * wide, top = b.y + head, size = Math.max(1e-12, ...[input, ...outputs.map(([, list]) => list)].flat().map(Math.abs));
+  const n = J.length, names = b.narrow ? 2 : 60, head = b.narrow ? 9 : 24, high = (b.size - head) / (n + 0.4 + outputs.length), wide = (b.wide - names) / (n + 1.5), x = b.left + names, from = x + 1.5 * wide, top = b.top + head, size = Math.max(1e-12, ...[input, ...outputs.map(([, list]) => list)].flat().map(Math.abs));
   return [
     b.narrow ? "" : J.map((j) => text(x - 6, top + (j + 0.5) * high + 4, DATA.tokens[j], { "text-anchor": "end" })).join("") + text(x + wide * 1.25, top + (n / 2) * high + 5, "×", { "text-anchor": "middle" }),
     J.map((j) => point(`dot.${j}`, from + (j + 0.5) * wide, top - (b.narrow ? 5 : 8), b.narrow ? 2.5 : 4.5, j)),
@@ -340,259 +313,201 @@ function product(b, input, ref, matrix, own, outputs) {
   ];
 }
 const list = (quantity, ...index) => J.map((j) => quantity(...index, j)), rowsOf = (quantity, u, axis = J) => range(u).map((m) => axis.map((j) => quantity(u, m, j))), square = (quantity, u, axis = J) => J.map((j) => axis.map((n) => quantity(u, j, n)));
+// A matrix with a row for each move and a column for each key, for `stack`.
+const moves = (u, title, name, key) => [title, key, rowsOf(V[name], u), move, (m, j) => `${name}.${u}.${m}.${j}`, true];
 const move = (m) => `move ${m + 1}`, called = (j) => DATA.tokens[j];
 
 // Quantities with a row for each word, side by side, to one scale.
 function tables(b, u, all) {
-  const left = b.x + (b.narrow ? 4 : 74), width = (b.w + b.x - left) / all.length, head = b.narrow ? 2 : 26, high = b.h - head, matrices = all.map((name) => square(V[name], u, D)), size = Math.max(1e-12, ...matrices.flat(2).map(Math.abs));
+  const left = b.left + (b.narrow ? 4 : 74), width = (b.wide + b.left - left) / all.length, head = b.narrow ? 2 : 26, high = b.size - head, matrices = all.map((name) => square(V[name], u, D)), size = Math.max(1e-12, ...matrices.flat(2).map(Math.abs));
   return [
-    b.narrow ? "" : J.map((j) => text(left - 8, b.y + head + ((j + 0.5) * high) / J.length + 4, DATA.tokens[j], { "text-anchor": "end" })).join(""),
-    all.map((name, n) => [b.narrow ? "" : text(left + n * width + 4, b.y + 16, quantities[name].symbol, { class: "title" }), grid(n ? name : "cell", left + n * width, b.y + head, width - 12, high, matrices[n], (j, e) => `${name}.${u}.${j}.${e}`, size)]),
+    b.narrow ? "" : J.map((j) => text(left - 8, b.top + head + ((j + 0.5) * high) / J.length + 4, DATA.tokens[j], { "text-anchor": "end" })).join(""),
+    all.map((name, n) => [b.narrow ? "" : text(left + n * width + 4, b.top + 16, quantities[name].symbol, { class: "title" }), grid(n ? name : "cell", left + n * width, b.top + head, width - 12, high, matrices[n], (j, e) => `${name}.${u}.${j}.${e}`, size)]),
   ];
 }
 
 const pictures = {
-  attend: (W, H) => { const u = shown(), b = board(W, H, list(V.w, u), "weight", "keys (squares), values (points), and where attention leads", `w.${u}`), on = scene(b, u, u); return [b.drawn, on.drawn, legs(on, u, on.named).filter((one) => one?.key !== "move")]; },
-  list: (W, H) => {
-    const u = shown(), b = board(W, H, list(V.g, u), `list g(${nth(u)})`, `how near ${nth(u)} is to each key; dashed: exp is 0.61 and 0.14`, `g.${u}`), on = scene(b, u, u, { ties: false }), here = on.spot(on.path[u]), unit = on.on.unit;
-    return [b.drawn, on.drawn, [1, 2].filter((n) => n * Math.sqrt(d) * unit < 0.5 * b.h).map((n) => mark(`near.${n}`, "circle", { cx: here[0], cy: here[1], r: n * Math.sqrt(d) * unit, class: "ghost" })), J.map((j) => line(`like.${j}`, [here, on.spot(on.keys[j])], { class: "flow", style: `stroke:${color(j)}`, "stroke-width": Math.max(0.5, 9 * nearness(place(V.x, u), j)) }))];
+  attend: (b, u = shown()) => { const on = scene(b, u, u); return [on.drawn, legs(on, u, on.named).filter((one) => one?.key !== "move")]; },
+  list: (b) => {
+    const u = shown(), on = scene(b, u, u, { ties: false }), here = on.spot(on.path[u]), unit = on.on.unit;
+    return [on.drawn, [1, 2].filter((n) => n * Math.sqrt(d) * unit < 0.5 * b.size).map((n) => mark(`near.${n}`, "circle", { cx: here[0], cy: here[1], r: n * Math.sqrt(d) * unit, class: "ghost" })), J.map((j) => line(`like.${j}`, [here, on.spot(on.keys[j])], { class: "flow", style: `stroke:${color(j)}`, "stroke-width": Math.max(0.5, 9 * nearness(place(V.x, u), j)) }))];
   },
-  written: (W, H) => { const u = fitted(), b = board(W, H, list(V.B, u, u - 1), `start of ${move(u - 1)}`, "", `B.${u}.${u - 1}`); return [b.drawn, stack(b, [["start: where each move began", "start", rowsOf(V.B, u), move, (m, j) => `B.${u}.${m}.${j}`, true], ["end: where it ended", "end", rowsOf(V.Y, u), move, (m, j) => `Y.${u}.${m}.${j}`, true]])]; },
-  mixture: (W, H) => { const u = fitted(), mix = list(V.N, u, 0); const b = board(W, H, mix, "mixture of move 1", "the mixture, times gram, is the list", `N.${u}.0`); return [b.drawn, product(b, mix, `N.${u}.0`, J.map((j) => J.map((n) => V.G(j, n))), (j, n) => `G.${j}.${n}`, [["start", list(V.B, u, 0), `B.${u}.0`]])]; },
-  compare: (W, H) => { const u = fitted(), b = board(W, H, list(V.N, u, 0), "mixture of move 1", "", `N.${u}.0`); return [b.drawn, stack(b, [["mixtures", "cell", rowsOf(V.N, u), move, (m, j) => `N.${u}.${m}.${j}`, true], ["overlap: the starts of all moves with each other", "overlap", rowsOf(V.Z, u, range(u)), move, (m, r) => `Z.${u}.${m}.${r}`]])]; },
-  fit: (W, H) => { const u = fitted(), b = board(W, H, list(V.A, u, u - 1), `fit of ${move(u - 1)}`, "", `A.${u}.${u - 1}`); return [b.drawn, stack(b, [["fit: what each move contributes, by overlap", "cell", rowsOf(V.A, u), move, (m, j) => `A.${u}.${m}.${j}`, true], ["by how much the ends are missed: ridge times fit", "rest", rowsOf(V.rest, u), move, (m, j) => `rest.${u}.${m}.${j}`, true]])]; },
-  operator: (W, H) => {
-    const u = fitted(), b = board(W, H, list(V.began, u), `list in: g(${before(u)})`, `list in × koopman = list out; below, that of ${nth(u)}, which it should be`, `began.${u}`);
-    return [b.drawn, product(b, list(V.began, u), `began.${u}`, square(V.op, u), (j, n) => `op.${u}.${j}.${n}`, [["list out", list(V.answer, u), `answer.${u}`], [nth(u), list(V.ended, u), `ended.${u}`]])];
-  },
-  back: (W, H) => { const u = fitted(), b = board(W, H, list(V.began, u), `list g(${before(u)})`, "a quarter of a move, from anywhere; crosses should hit ends", `began.${u}`), on = scene(b, u, u, { ties: false }); return [b.drawn, on.drawn[0], mapping(b, u, on), on.drawn.slice(1)]; },
-  onward: (W, H) => {
-    const u = fitted(), b = board(W, H, list(V.ga, u), "list g(attended)", "likeness times one_move, key by key, end to end", `ga.${u}`), on = scene(b, u, u, { ties: false });
+  mixture: (b, u = fitted()) => product(b, list(V.N, u, 0), `N.${u}.0`, J.map((j) => J.map((n) => V.G(j, n))), (j, n) => `G.${j}.${n}`, [["start", list(V.B, u, 0), `B.${u}.0`]]),
+  operator: (b, u = fitted()) => product(b, list(V.began, u), `began.${u}`, square(V.op, u), (j, n) => `op.${u}.${j}.${n}`, [["list out", list(V.answer, u), `answer.${u}`], [nth(u), list(V.ended, u), `ended.${u}`]]),
+  back: (b, u = fitted()) => { const on = scene(b, u, u, { ties: false }); return [on.drawn[0], mapping(b, u, on), on.drawn.slice(1)]; },
+  onward: (b) => {
+    const u = fitted(), on = scene(b, u, u, { ties: false });
     let here = [0, 0];
     const chain = J.map((j) => { const from = here; here = flat(D.map((e, n) => (n < 2 ? from[n] : 0) + V.ga(u, j) * V.one(u, j, e))); return vector(`chain.${j}`, ...on.spot(from), ...on.spot(here), { style: `stroke:${color(j)}` }); });
-    return [b.drawn, on.drawn.filter((one) => one.key !== "path"), legs(on, u, on.named).filter((one) => one?.key !== "move"), chain, vector("moved", ...on.spot(flat(place(V.a, u))), ...on.spot(flat(place(V.map, u))), { class: "vector thick" })];
+    return [on.drawn.filter((one) => one.key !== "path"), legs(on, u, on.named).filter((one) => one?.key !== "move"), chain, vector("moved", ...on.spot(flat(place(V.a, u))), ...on.spot(flat(place(V.map, u))), { class: "vector thick" })];
   },
-  twice: (W, H) => { const u = fitted(), b = board(W, H, list(V.ga, u), "list g(attended)", "a row for each key, a column for each coordinate", `ga.${u}`); return [b.drawn, tables(b, u, ["one", "two", "both"])]; },
-  ask: (W, H) => {
-    const u = fitted(), b = board(W, H, list(V.g, u + 1), `list g(${nth(u + 1)})`, "the operator from the attended point, and once more", `g.${u + 1}`), on = scene(b, u, u + 1, { ties: false }), then = flat(mapped(u, place(V.next, u))), twice = flat(D.map((e) => J.reduce((past, j) => past + V.ga(u, j) * V.two(u, j, e), 0)));
-    return [b.drawn, on.drawn[0], mapping(b, u, on, false), on.drawn.slice(1), legs(on, u, on.named), vector("then", ...on.spot(flat(place(V.next, u))), ...on.spot(then)), cross("twice", ...on.spot(twice), 6 * on.big)];
+  ask: (b) => {
+    const u = fitted(), on = scene(b, u, u + 1, { ties: false }), then = flat(mapped(u, place(V.next, u))), twice = flat(D.map((e) => J.reduce((past, j) => past + V.ga(u, j) * V.two(u, j, e), 0)));
+    return [on.drawn[0], mapping(b, u, on, false), on.drawn.slice(1), legs(on, u, on.named), vector("then", ...on.spot(flat(place(V.next, u))), ...on.spot(then)), cross("twice", ...on.spot(twice), 6 * on.big)];
   },
-  wish: (W, H) => {
-    const b = board(W, H, list(V.w, K.updates - 1), "weight", "from the end of the path to the goal", `w.${K.updates - 1}`), on = scene(b, K.updates - 1, K.updates, { ties: false, goal: true }), end = on.spot(on.path.at(-1)), goal = on.spot(flat(DATA.target)), far = Math.hypot(end[0] - goal[0], end[1] - goal[1]);
-    return [b.drawn, on.drawn, [1, 0.66, 0.33].map((part, n) => mark(`far.${n}`, "circle", { cx: goal[0], cy: goal[1], r: part * far, class: "ghost" })), vector("down.0", ...end, ...goal, { class: "vector thick" })];
+  wish: (b) => {
+    const on = scene(b, K.updates - 1, K.updates, { ties: false, goal: true }), end = on.spot(on.path.at(-1)), goal = on.spot(flat(DATA.target)), far = Math.hypot(end[0] - goal[0], end[1] - goal[1]);
+    return [on.drawn, rings(goal, far), vector("down.0", ...end, ...goal, { class: "vector thick" })];
   },
-  toTarget: (W, H) => { const u = fitted(), b = board(W, H, list(V.ga, u), "list g(attended)", "which way following should go, and which way the target", `ga.${u}`), on = scene(b, u, u + 1, { ties: false }); return [b.drawn, on.drawn, falls("down", b, on, [[place(V.next, u), place(V.dnext, u)], [place(V.t, u), place(V.dt, u), S.i]])]; },
-  toBoth: (W, H) => { const u = fitted(), b = board(W, H, list(V.ga, u), "list g(attended)", "", `ga.${u}`); return [b.drawn, stack(b, [["gradient of both_moves: a row for each key", "cell", square(V.dboth, u, D), called, (j, e) => `dboth.${u}.${j}.${e}`]])]; },
-  toOne: (W, H) => { const u = fitted(), b = board(W, H, list(V.ga, u), "list g(attended)", "a row for each key, a column for each coordinate", `ga.${u}`); return [b.drawn, tables(b, u, ["dboth", "done"])]; },
-  toMatrix: (W, H) => { const u = fitted(), b = board(W, H, list(V.ga, u), "list g(attended)", "", `ga.${u}`); return [b.drawn, stack(b, [["gradient of transfer", "cell", square(V.dT, u), called, (j, n) => `dT.${u}.${j}.${n}`, true]])]; },
-  toFit: (W, H) => { const u = fitted(), b = board(W, H, list(V.dA, u, u - 1), `gradient of ${move(u - 1)}`, "", `dA.${u}.${u - 1}`); return [b.drawn, stack(b, [["mixtures", "mix", rowsOf(V.N, u), move, (m, j) => `N.${u}.${m}.${j}`, true], ["gradient of fit", "cell", rowsOf(V.dA, u), move, (m, j) => `dA.${u}.${m}.${j}`, true]])]; },
-  toEnds: (W, H) => { const u = fitted(), b = board(W, H, list(V.dY, u, u - 1), `gradient of ${move(u - 1)}`, "", `dY.${u}.${u - 1}`); return [b.drawn, stack(b, [["gradient of the ends", "cell", rowsOf(V.dY, u), move, (m, j) => `dY.${u}.${m}.${j}`, true], ["ridge times it", "rest", rowsOf(V.drest, u), move, (m, j) => `drest.${u}.${m}.${j}`, true]])]; },
-  toMixtures: (W, H) => { const u = fitted(), b = board(W, H, list(V.dN, u, 0), "gradient of move 1", "", `dN.${u}.0`); return [b.drawn, stack(b, [["gradient of overlap", "overlap", rowsOf(V.dZ, u, range(u)), move, (m, r) => `dZ.${u}.${m}.${r}`], ["gradient of mixtures", "cell", rowsOf(V.dN, u), move, (m, j) => `dN.${u}.${m}.${j}`, true]])]; },
-  toStarts: (W, H) => { const u = fitted(), b = board(W, H, list(V.dB, u, u - 1), `gradient of ${move(u - 1)}`, "where every point of the path should go", `dB.${u}.${u - 1}`), on = scene(b, u, K.updates, { ties: false, goal: true }); return [b.drawn, on.drawn, falls("push", b, on, range(K.updates + 1).map((p) => [place(V.x, p), gradient(p)]))]; },
-  toAttended: (W, H) => { const u = shown(), b = board(W, H, list(V.dga, u), "gradient of g(attended)", "where the attended point should go: −d_attended", `dga.${u}`), on = scene(b, u, u); return [b.drawn, on.drawn, legs(on, u, on.named), falls("down", b, on, [[place(V.a, u), place(V.da, u)]])]; },
-  toScores: (W, H) => {
-    const u = shown(), b = board(W, H, list(V.ds, u), "gradient of a score", "how far each value points along d_attended", `ds.${u}`), on = scene(b, u, u), way = flat(place(V.da, u)), size = way[0] ** 2 + way[1] ** 2, unit = 1.2 / Math.sqrt(size || 1);
-    return [b.drawn, on.drawn, on.values.map((p, j) => { const part = size ? (p[0] * way[0] + p[1] * way[1]) / size : 0; return line(`drop.${j}`, [on.spot(p), on.spot(way.map((z) => part * z))], { class: "hair dashed", style: `stroke:${color(j)}` }); }), vector("down.0", ...on.spot([0, 0]), ...on.spot(way.map((z) => unit * z)), { class: "vector thick" })];
+  toTarget: (b, u = fitted()) => { const on = scene(b, u, u + 1, { ties: false }); return [on.drawn, falls("down", b, on, [[place(V.next, u), place(V.dnext, u)], [place(V.t, u), place(V.dt, u), S.i]])]; },
+  toStarts: (b, u = fitted()) => { const on = scene(b, u, K.updates, { ties: false, goal: true }); return [on.drawn, falls("push", b, on, range(K.updates + 1).map((p) => [place(V.x, p), gradient(p)]))]; },
+  toAttended: (b, u = shown()) => { const on = scene(b, u, u); return [on.drawn, legs(on, u, on.named), falls("down", b, on, [[place(V.a, u), place(V.da, u)]])]; },
+  toScores: (b) => {
+    const u = shown(), on = scene(b, u, u), way = flat(place(V.da, u)), size = way[0] ** 2 + way[1] ** 2, unit = 1.2 / Math.sqrt(size || 1);
+    return [on.drawn, on.values.map((p, j) => { const part = size ? (p[0] * way[0] + p[1] * way[1]) / size : 0; return line(`drop.${j}`, [on.spot(p), on.spot(way.map((z) => part * z))], { class: "hair dashed", style: `stroke:${color(j)}` }); }), vector("down.0", ...on.spot([0, 0]), ...on.spot(way.map((z) => unit * z)), { class: "vector thick" })];
   },
-  toQuery: (W, H) => { const b = board(W, H, list(V.dgx, 0), "gradient of g(x₀)", "where the query should go, by scores and by its list", "dgx.0"), on = scene(b, 0, K.updates, { goal: true }); return [b.drawn, on.drawn, falls("down", b, on, [[place(V.x, 0), D.map((e) => V.dq(e))]])]; },
-  toValues: (W, H) => { const b = board(W, H, list(V.w, 0), "weight in update 1", "where values and keys should go, to scale", "w.0"), on = scene(b, 0, K.updates, { goal: true }); return [b.drawn, on.drawn, falls("push", b, on, J.flatMap((j) => [[place((l, e) => V.v(l, e), j), place((l, e) => V.dv(l, e), j)], [place((l, e) => V.k(l, e), j), place((l, e) => V.dk(l, e), j)]]))]; },
-  toKnobs: (W, H) => {
-    const u = fitted(), b = board(W, H, list(V.ga, u), "list g(attended)", "gradients of the two knobs", `ga.${u}`), slopes = [["ridge", "dridge"], ["epsilon", "depsilon"]], big = Math.max(1e-12, ...slopes.map(([, name]) => Math.abs(V[name]()))), zero = b.x + b.w / 2, high = b.h / 2;
-    return [b.drawn, line("zero line", [[zero, b.y], [zero, b.y + b.h]], { class: "axis" }), slopes.map(([told, name], n) => [mark(`knob.${n}`, "rect", { x: Math.min(zero, zero + (0.45 * b.w * V[name]()) / big), y: b.y + (n + 0.5) * high, width: (0.45 * b.w * Math.abs(V[name]())) / big, height: 0.25 * high, rx: 2, style: "fill:var(--accent)" }), label(`knob name.${n}`, b.x + 4, b.y + (n + 0.4) * high, b.narrow ? told : `${told}: ${show(V[name]())}`, { class: "name", "data-ref": name })])];
-  },
+  toQuery: (b) => { const on = scene(b, 0, K.updates, { goal: true }); return [on.drawn, falls("down", b, on, [[place(V.x, 0), D.map((e) => V.dq(e))]])]; },
+  toValues: (b) => { const on = scene(b, 0, K.updates, { goal: true }); return [on.drawn, falls("push", b, on, J.flatMap((j) => [[place((l, e) => V.v(l, e), j), place((l, e) => V.dv(l, e), j)], [place((l, e) => V.k(l, e), j), place((l, e) => V.dk(l, e), j)]]))]; },
 };
 
 // Of the first card, the turn and the gallery: the path, the way of this update, and from everywhere a quarter of a move.
 function picture(W, H, small) {
-  const back = S.side === "backward", u = shown(), all = back ? K.updates : moment(), walked = Math.min(Math.floor(all), K.updates);
-  const b = small ? { narrow: true, x: 0, y: 0, w: W, h: H, drawn: [] } : board(W, H, list(V.w, u), `weight in update ${u + 1}`, back ? "minus the gradients: which way the loss falls" : "the path; from anywhere ¼ of a move; crosses should hit ends", `w.${u}`), on = scene(b, u, walked, { goal: !small });
-  if (back) return [b.drawn, on.drawn, falls("push", b, on, range(K.updates + 1).map((p) => [place(V.x, p), gradient(p)]))];
+  const back = S.side === "backward", heading = back ? "minus the gradients: which way the loss falls" : "the path; from anywhere ¼ of a move; crosses should hit ends";
+  const bare = { narrow: true, quiet: true, small, left: 0, top: 0, wide: W, size: H }, draw = back ? falling : walking;
+  return small ? draw(bare) : { bars: ["w", `weight in update ${shown() + 1}`, [shown()]], heading, draw };
+}
+function falling(b) {
+  const on = scene(b, shown(), K.updates, { goal: !b.small });
+  return [on.drawn, falls("push", b, on, range(K.updates + 1).map((p) => [place(V.x, p), gradient(p)]))];
+}
+function walking(b) {
+  const u = shown(), all = moment(), on = scene(b, u, Math.min(Math.floor(all), K.updates), { goal: !b.small });
   const done = all >= K.updates ? 1 : all - Math.floor(all), way = [place(V.x, u), place(V.a, u), ...(u > 0 ? [place(V.x, u + 1)] : [])].map(flat), along = done * (way.length - 1), leg = Math.min(way.length - 2, Math.floor(along));
   const now = way[leg].map((z, e) => z + (along - leg) * (way[leg + 1][e] - z));
-  return [b.drawn, on.drawn[0], u > 0 ? mapping(b, u, on, !small) : [], on.drawn.slice(1), legs(on, u, on.named), point("now", ...on.spot(now), small ? 4 : 7, S.i, { class: "sink", style: `fill:${color(S.i)}` })];
+  return [on.drawn[0], u > 0 ? mapping(b, u, on, !b.small) : [], on.drawn.slice(1), legs(on, u, on.named), point("now", ...on.spot(now), b.small ? 4 : 7, S.i, { class: "sink", style: `fill:${color(S.i)}` })];
 }
 
 // ---- cards -------------------------------------------------------------------------------------------------------------
 
 const last = { when: "last", timed: true }, fit = { ...last, since: 1 };
 const forward = [
-  {
-    id: ["KOOP.2", "KOOP.3", "KOOP.4"], title: "Attend", picture: pictures.attend,
+  { id: ["KOOP.2", "KOOP.3", "KOOP.4"], title: "Attend", when: "first", timed: true, show: [["k", "s", "w", "v"], ["x", "a"]], pick: () => ["w", shown(), best(shown())],
+    bars: () => ["w", "weight", [shown()]], heading: "keys (squares), values (points), and where attention leads", draw: pictures.attend,
     caption: () => `Update ${shown() + 1}: from ${nth(shown())} attention leads along the dashed line to the attended point; most of it comes from ${names([best(shown())])}.`,
     alt: "The plane with keys, values and the attended point",
-    when: "first", timed: true, show: [["k", "s", "w", "v"], ["x", "a"]], pick: () => ["w", shown(), best(shown())],
-    say: "Each word has a query (what it looks for), a key (what it offers) and a value (what it hands over). The query, at x, is compared with all keys. Attention leads to the mean of the values by these weights, the attended point; in update 1 the query goes there.",
-  },
-  {
-    title: "Describe a point by a list", picture: pictures.list,
+    say: "Each word has a query (what it looks for), a key (what it offers) and a value (what it hands over). The query, at x, is compared with all keys. Attention leads to the mean of the values by these weights, the attended point; in update 1 the query goes there." },
+  { title: "Describe a point by a list", label: "how alike the point and the key of word j are", formula: "g_j(x) = kernel(x, k_j) = x . k_j + exp(-r^2 / (2 d))", ...last, show: [["k", "g"], ["x"]], pick: () => ["g", shown(), best(shown())],
+    bars: () => ["g", `list g(${nth(shown())})`, [shown()]], heading: () => `how near ${nth(shown())} is to each key; dashed: exp is 0.61 and 0.14`, draw: pictures.list,
     caption: () => `The line to a key is as thick as the key is near. Of the list of ${nth(shown())}, the largest number is that of ${names([most(list(V.g, shown()))])}.`,
     alt: "The plane with lines from the point to all keys",
-    label: "how alike the point and the key of word j are", formula: "g_j(x) = kernel(x, k_j) = x . k_j + exp(-r^2 / (2 d))", ...last, show: [["k", "g"], ["x"]], pick: () => ["g", shown(), best(shown())],
-    say: () => `A point is now described by how alike it is to each key: a list of ${J.length} numbers, g(x). Each adds how far both point the same way, x · k, and how near they are, by their distance r; d = ${d} is their size. exp is curved, so a matrix of lists makes moves that are not linear in x.`,
-  },
-  {
-    id: ["KOOP.5", "KOOP.6"], title: "Write the moves down", picture: pictures.written,
+    say: () => `A point is now described by how alike it is to each key: a list of ${J.length} numbers, g(x). Each adds how far both point the same way, x · k, and how near they are, by their distance r; d = ${d} is their size. exp is curved, so a matrix of lists makes moves that are not linear in x.` },
+  { id: ["KOOP.5", "KOOP.6"], title: "Write the moves down", ...fit, show: [["B"], ["Y"]], pick: () => ["B", fitted(), fitted() - 1, best(fitted())],
+    bars: () => ["B", `start of ${move(fitted() - 1)}`, [fitted(), fitted() - 1]], draw: (b, u = fitted()) => stack(b, [moves(u, "start: where each move began", "B", "start"), moves(u, "end: where it ended", "Y", "end")]),
     caption: () => (shown() ? `Above, the lists where moves began; below, where they ended. The end of a move is the start of the next.` : "In the first update there is no fit yet; this picture is that of the second."),
     alt: "Two tables: the lists of starts, and those of ends",
-    ...fit, show: [["B"], ["Y"]], pick: () => ["B", fitted(), fitted() - 1, best(fitted())],
-    say: () => `Every later update looks back at the moves so far${shown() ? `, here ${count(shown(), "move")}` : ""}. There is a row for each move: in start the list of where it began, in end that of where it ended.`,
-  },
-  {
-    id: ["KOOP.1", "KOOP.7"], title: "Read a list as a mixture of keys", picture: pictures.mixture,
+    say: () => `Every later update looks back at the moves so far${shown() ? `, here ${count(shown(), "move")}` : ""}. There is a row for each move: in start the list of where it began, in end that of where it ended.` },
+  { id: ["KOOP.1", "KOOP.7"], title: "Read a list as a mixture of keys", ...fit, show: [["G"], ["Ginv"], ["N"]], pick: () => ["N", fitted(), 0, best(fitted())],
+    bars: () => ["N", "mixture of move 1", [fitted(), 0]], heading: "the mixture, times gram, is the list", draw: pictures.mixture,
     caption: () => (shown() ? `The column is the mixture that the start of move 1 is read as: so much of each row of gram. Below, the sum of these rows: its list.` : "In the first update there is no fit yet; this picture is that of the second."),
     alt: "A column times the matrix gram is the list below it",
-    ...fit, show: [["G"], ["Ginv"], ["N"]], pick: () => ["N", fitted(), 0, best(fitted())],
-    say: "The keys have lists, too: the rows of gram (twice a tiny jitter on its diagonal keeps an inverse). Any list is a mixture of these rows, and gram⁻¹ says of which. A point is then read as the same mixture of the keys; row l of mixtures is that of the start of move l.",
-  },
-  {
-    id: "KOOP.8", title: "Compare the moves", picture: pictures.compare,
+    say: "The keys have lists, too: the rows of gram (twice a tiny jitter on its diagonal keeps an inverse). Any list is a mixture of these rows, and gram⁻¹ says of which. A point is then read as the same mixture of the keys; row l of mixtures is that of the start of move l." },
+  { id: "KOOP.8", title: "Compare the moves", ...fit, show: [["N"], ["B"], ["Z"]], pick: () => ["Z", fitted(), 0, fitted() - 1],
+    bars: () => ["N", "mixture of move 1", [fitted(), 0]], draw: (b, u = fitted()) => stack(b, [moves(u, "mixtures", "N", "cell"), ["overlap: the starts of all moves with each other", "overlap", rowsOf(V.Z, u, range(u)), move, (m, r) => `Z.${u}.${m}.${r}`]]),
     caption: () => (shown() ? `Above the mixture of each start; below how alike the starts are, two by two. On the diagonal, each with itself.` : "In the first update there is no fit yet; this picture is that of the second."),
     alt: "The mixtures, and a square table of the moves",
-    ...fit, show: [["N"], ["B"], ["Z"]], pick: () => ["Z", fitted(), 0, fitted() - 1],
-    say: "How alike are the starts of two moves? Mix the list of the second as the start of the first mixes the keys. A plain product of both lists would count two keys that are nearly the same twice; here they share.",
-  },
-  {
-    id: "KOOP.9", title: "Fit the matrix", picture: pictures.fit,
+    say: "How alike are the starts of two moves? Mix the list of the second as the start of the first mixes the keys. A plain product of both lists would count two keys that are nearly the same twice; here they share." },
+  { id: "KOOP.9", title: "Fit the matrix", ...fit, show: [["A"], ["rest"]], pick: () => ["rest", fitted(), fitted() - 1, most(J.map((j) => Math.abs(V.A(fitted(), fitted() - 1, j))))],
+    bars: () => ["A", `fit of ${move(fitted() - 1)}`, [fitted(), fitted() - 1]], draw: (b, u = fitted()) => stack(b, [moves(u, "fit: what each move contributes, by overlap", "A", "cell"), moves(u, "by how much the ends are missed: ridge times fit", "rest", "rest")]),
     caption: () => (shown() ? `Above: what each move contributes. Below: what the ends have beyond what the matrix makes of the starts. A larger ridge leaves more.` : "In the first update there is no fit yet; this picture is that of the second."),
     alt: "The fit, and by how much it misses",
-    ...fit, show: [["A"], ["rest"]], pick: () => ["rest", fitted(), fitted() - 1, most(J.map((j) => Math.abs(V.A(fitted(), fitted() - 1, j))))],
-    say: "The matrix, koopman of step 7, should turn starts into ends. It reads a point by its overlap with each start, times that move’s row of fit: a row is a contribution, not the end itself. Check: what ends have beyond overlap fit gram is ridge times fit.",
-  },
-  {
-    id: ["KOOP.10", "KOOP.11"], title: "The Koopman operator", picture: pictures.operator,
+    say: "We look for a matrix (koopman, step 7) that turns the list of each start into the list of its end. fit has a row for each move: how much a point gets of each key if it overlaps with the start of that move. The equation is solved with a ridge, which keeps fit small. So the ends are missed a little, by ridge times fit: the table below." },
+  { id: ["KOOP.10", "KOOP.11"], title: "The Koopman operator", ...fit, show: [["T"], ["op"], ["began", "answer", "ended"]], pick: () => ["answer", fitted(), best(fitted())],
+    bars: () => ["began", `list in: g(${before(fitted())})`, [fitted()]], heading: () => `list in × koopman = list out; below, that of ${nth(fitted())}, which it should be`, draw: pictures.operator,
     caption: () => (shown() ? `In goes the list of ${nth(shown() - 1)} (column), out comes the list below. It should be that of ${nth(shown())}, the last row: no number is off by more than ${show(gap())}.` : "In the first update there is no fit yet; this picture is that of the second."),
     alt: "A column times the n by n matrix is the list below it",
-    ...fit, show: [["T"], ["op"], ["began", "answer", "ended"]], pick: () => ["answer", fitted(), best(fitted())],
-    say: () => `transfer turns the list of a point into the mixture of keys that it moves to. Times gram, a mixture becomes a list again: so koopman, ${J.length} by ${J.length}, turns a list into the list after one move. ${shown() ? `Try it where the last move began, at ${nth(shown() - 1)}.` : "In the first update there is no move yet."}`,
-  },
-  {
-    id: "KOOP.12", title: "Back to a point", picture: pictures.back,
+    say: () => `A list times transfer is a mixture of keys: of the point after one move. A mixture times gram is a list again. So koopman, ${J.length} by ${J.length}, turns the list of any point into its list after one move. ${shown() ? `Try it where the last move began, at ${nth(shown() - 1)}.` : "In the first update there is no move yet."}` },
+  { id: "KOOP.12", title: "Back to a point", also: { label: "the point one move from x", formula: "g(x) transfer k = g(x) one_move" }, ...fit, show: [["T"], ["k"], ["one"]], pick: () => ["one", fitted(), 0, 0],
+    bars: () => ["began", `list g(${before(fitted())})`, [fitted()]], heading: "a quarter of a move, from anywhere; crosses should hit ends", draw: pictures.back,
     caption: () => (shown() ? `Arrows: a quarter of a move, from anywhere.${shown() === 1 ? " With one move all point to one line through 0." : ""} The crosses, where starts are taken, miss the ends by at most ${show(misses(shown()))}.` : "In the first update there is no fit yet; this picture is that of the second."),
     alt: "The plane with the map as arrows, and crosses where it takes the starts of moves",
-    also: { label: "the point one move from x", formula: "g(x) transfer k = g(x) one_move" }, ...fit, show: [["T"], ["k"], ["one"]], pick: () => ["one", fitted(), 0, 0],
-    say: "g(x) transfer is a mixture of keys. Mix the keys themselves by it: that is the point one move from x. So one_move has a row for each key, and the list of x says how much of each row to take.",
-  },
-  {
-    title: "Go one move on from where attention led", picture: pictures.onward,
+    say: "From a list we have to come back to a point. The list of x times transfer is a mixture of keys, so we mix the keys themselves: that is the point one move from x. one_move does both at once. It has a row for each key, and the list of x says how much of each row to take." },
+  { title: "Go one move on from where attention led", label: "one move from the attended point", formula: "moved = g(attended) one_move", ...fit, show: [["ga", "one"], ["a"], ["map"]], pick: () => ["map", fitted(), 0],
+    bars: () => ["ga", "list g(attended)", [fitted()]], heading: "likeness times one_move, key by key, end to end", draw: pictures.onward,
     caption: () => (shown() ? `From 0, an arrow for each key: its likeness times its row of one_move. They end one move from the attended point (thick), ${show(apart(place(V.map, shown()), place(V.a, shown())))} away.` : "In the first update there is no fit yet; this picture is that of the second."),
     alt: "A chain of arrows, one for each key, to the point one move on",
-    label: "one move from the attended point", formula: "moved = g(attended) one_move", ...fit, show: [["ga", "one"], ["a"], ["map"]], pick: () => ["map", fitted(), 0],
-    say: () => `Attention alone would stop at the attended point. We ask instead: had the path been there, where would its next move have taken it? The list of the attended point, times one_move, is that point. ${shown() === 0 ? "" : K.epsilon === 0 ? `As epsilon is 0, it is ${nth(shown() + 1)}.` : `${nth(shown() + 1)} is ${show(apart(place(V.map, shown()), place(V.next, shown())))} from it; steps 10 and 11 say why.`}`,
-  },
-  {
-    id: "KOOP.13", title: "Epsilon: two moves at once", picture: pictures.twice,
+    say: () => `Attention alone would stop at the attended point. Here the query goes on: if the path had come to the attended point, where would its next move have led? The list of the attended point, times one_move, is that point. ${shown() === 0 ? "" : K.epsilon === 0 ? `As epsilon is 0, it is ${nth(shown() + 1)}.` : `${nth(shown() + 1)} is ${show(apart(place(V.map, shown()), place(V.next, shown())))} from it; steps 10 and 11 say why.`}` },
+  { id: "KOOP.13", title: "Epsilon: two moves at once", ...fit, show: [["one", "two", "both"]], pick: () => ["both", fitted(), 0, 0],
+    bars: () => ["ga", "list g(attended)", [fitted()]], heading: "a row for each key, a column for each coordinate", draw: (b, u = fitted()) => tables(b, u, ["one", "two", "both"]),
     caption: () => (shown() ? `A row for each key. The last table is the first plus epsilon, ${show(K.epsilon)}, times the second.` : "In the first update there is no fit yet; this picture is that of the second."),
     alt: "Three tables: one move, two moves, and both",
-    ...fit, show: [["one", "two", "both"]], pick: () => ["both", fitted(), 0, 0],
-    say: () => `The matrix can act twice: koopman one_move takes a list to the point two moves on. both_moves is one_move plus epsilon times that${K.epsilon === 0 ? "; here epsilon is 0, so it is one_move" : ""}.`,
-  },
-  {
-    id: ["KOOP.14", "KOOP.15"], title: "Ask for both", picture: pictures.ask,
+    say: () => `The matrix can act twice: koopman one_move takes a list to the point two moves on. both_moves is one_move plus epsilon times that${K.epsilon === 0 ? "; here epsilon is 0, so it is one_move" : ""}.` },
+  { id: ["KOOP.14", "KOOP.15"], title: "Ask for both", ...fit, show: [["map", "t", "next"], ["ga", "both"], ["one"]], pick: () => ["next", fitted(), 0],
+    bars: () => ["g", `list g(${nth(fitted() + 1)})`, [fitted() + 1]], heading: "the operator from the attended point, and once more", draw: pictures.ask,
     caption: () => (shown() ? `Thick: from attended to ${nth(shown() + 1)}. Thin: one move from there. From its tip to the cross, times epsilon, is ${show(apart(place(V.map, shown()), place(V.next, shown())))}: so far is ${nth(shown() + 1)} from moved of step 9.` : "In the first update there is no fit yet; this picture is that of the second."),
     alt: "The way from the attended point to the next one, and on",
-    ...fit, show: [["map", "t", "next"], ["ga", "both"], ["one"]], pick: () => ["next", fitted(), 0],
-    say: () => `Two moves by the matrix alone end at the cross; one, back to a point, and one more, ${shown() ? `${show(split(shown()))} from it` : "elsewhere"}. If the matrix were exact, they would agree. So the way from the thin arrow’s tip to the cross, times epsilon, is added to moved, by Newton’s method.`,
-  },
+    say: () => `There are two ways to go two moves: twice by the matrix, which ends at the cross; or one move, back to a point, and one more move, which ends ${shown() ? `${show(split(shown()))} from it` : "elsewhere"}, at the tip of the thin arrow. If the matrix were exact, both would agree. The next point makes up for a part of the difference, epsilon; Newton’s method solves for it.` },
 ];
 const backward = [
-  {
-    id: "dKOOP.15", of: "KOOP.15", title: "What is wished for", picture: pictures.wish,
+  { id: "dKOOP.15", of: "KOOP.15", title: "What is wished for", formula: "d_following = d_x_(m+1) = left(m+1) - goal if it is the last", ...last, show: [["next", "dnext"], ["target"]], pick: () => ["dnext", shown(), 0],
+    bars: () => ["w", "weight", [K.updates - 1]], heading: "from the end of the path to the goal", draw: pictures.wish,
     caption: () => `The path ends ${show(apart(place(V.x, K.updates), DATA.target))} from the goal. The arrow is the way on which the loss falls fastest. Drag the goal.`,
     alt: "The path, and an arrow from its end to the goal",
-    formula: "d_following = d_x_(m+1) = left(m+1) - goal if it is the last", ...last, show: [["next", "dnext"], ["target"]], pick: () => ["dnext", shown(), 0],
-    say: "Suppose that the path should have ended at the goal. The loss is half the squared distance, so the gradient of the last point is the difference. An earlier point gets what all later updates ask of it.",
-  },
-  {
-    id: "dKOOP.14", of: "KOOP.15", title: "To the target", picture: pictures.toTarget,
+    say: "Suppose that the path should have ended at the goal. The loss is half the squared distance, so the gradient of the last point is the difference. An earlier point gets what all later updates ask of it." },
+  { id: "dKOOP.14", of: "KOOP.15", title: "To the target", ...fit, show: [["dnext", "dt"], ["Jac"]], pick: () => ["dt", fitted(), 0],
+    bars: () => ["ga", "list g(attended)", [fitted()]], heading: "which way following should go, and which way the target", draw: pictures.toTarget,
     caption: () => (shown() ? `The arrow at ${nth(shown() + 1)}: which way that should go. The coloured one: which way the target should, to get it there.` : "In the first update there is no fit yet; this picture is that of the second."),
     alt: "Two arrows, at the next point and at the target",
-    ...fit, show: [["dnext", "dt"], ["Jac"]], pick: () => ["dt", fitted(), 0],
-    say: "Forward step 11 solved following + epsilon (one move from following) = target. Call the left side psi(following), and J its slopes. If the target moves a little, following moves by J⁻¹ times that; so the gradient goes back by the transpose of J⁻¹.",
-  },
-  {
-    id: "dKOOP.13", of: "KOOP.14", title: "To both moves", picture: pictures.toBoth,
+    say: "Step 11 of the way forward solved an equation: following + epsilon (one move from following) = target. Its left side is called psi, and J has the slopes of psi at the following point. If the target moves a little, that point moves by J⁻¹ times as much (implicit function theorem). So the gradient goes back by the transpose of J⁻¹." },
+  { id: "dKOOP.13", of: "KOOP.14", title: "To both moves", ...fit, show: [["ga", "dboth"], ["dt"]], pick: () => ["dboth", fitted(), best(fitted()), 0],
+    bars: () => ["ga", "list g(attended)", [fitted()]], draw: (b, u = fitted()) => stack(b, [["gradient of both_moves: a row for each key", "cell", square(V.dboth, u, D), called, (j, e) => `dboth.${u}.${j}.${e}`]]),
     caption: () => (shown() ? `All rows point the same way, along the gradient of the target; the row of ${names([most(list(V.ga, shown()).map(Math.abs))])} is the longest, as its likeness is the largest.` : "In the first update there is no fit yet; this picture is that of the second."),
     alt: "The gradient of both_moves as a table",
-    ...fit, show: [["ga", "dboth"], ["dt"]], pick: () => ["dboth", fitted(), best(fitted()), 0],
-    say: "The target is the list of the attended point times both_moves. So each factor gets the gradient of the target times the other factor.",
-  },
-  {
-    id: "dKOOP.12", of: "KOOP.13", title: "To one move", picture: pictures.toOne,
+    say: "The target is the list of the attended point times both_moves. So each factor gets the gradient of the target times the other factor." },
+  { id: "dKOOP.12", of: "KOOP.13", title: "To one move", ...fit, show: [["dboth", "done"], ["op"], ["dt"]], pick: () => ["done", fitted(), 0, 0],
+    bars: () => ["ga", "list g(attended)", [fitted()]], heading: "a row for each key, a column for each coordinate", draw: (b, u = fitted()) => tables(b, u, ["dboth", "done"]),
     caption: () => (shown() ? K.epsilon === 0 ? "As epsilon is 0, both tables are the same." : "Left the gradient of both_moves, all rows on one line. Right that of one_move: epsilon adds two parts to it." : "In the first update there is no fit yet; this picture is that of the second."),
     alt: "The gradient of one_move as a table",
-    ...fit, show: [["dboth", "done"], ["op"], ["dt"]], pick: () => ["done", fitted(), 0, 0],
-    say: "one_move is in both_moves, twice, and in the equation of the following point. So its gradient has three parts, and two of them are small if epsilon is.",
-  },
-  {
-    id: ["dKOOP.11", "dKOOP.10"], of: ["KOOP.13", "KOOP.11"], title: "To the matrix", picture: pictures.toMatrix,
+    say: "one_move is in both_moves, twice, and in the equation of the following point. So its gradient has three parts, and two of them are small if epsilon is." },
+  { id: ["dKOOP.11", "dKOOP.10"], of: ["KOOP.13", "KOOP.11"], title: "To the matrix", ...fit, show: [["dop"], ["dT"]], pick: () => ["dT", fitted(), 0, best(fitted())],
+    bars: () => ["ga", "list g(attended)", [fitted()]], draw: (b, u = fitted()) => stack(b, [["gradient of transfer", "cell", square(V.dT, u), called, (j, n) => `dT.${u}.${j}.${n}`, true]]),
     caption: () => (shown() ? "A cell says how the loss changes if likeness to the key of its row led to more of the key of its column." : "In the first update there is no fit yet; this picture is that of the second."),
     alt: "The gradient of transfer as a table",
-    ...fit, show: [["dop"], ["dT"]], pick: () => ["dT", fitted(), 0, best(fitted())],
-    say: "koopman made the second of the two moves. transfer made koopman and one_move, so it gets the gradient of both.",
-  },
-  {
-    id: "dKOOP.9", of: "KOOP.10", title: "To the fit", picture: pictures.toFit,
+    say: "koopman made the second of the two moves. transfer made koopman and one_move, so it gets the gradient of both." },
+  { id: "dKOOP.9", of: "KOOP.10", title: "To the fit", ...fit, show: [["dT"], ["N"], ["dA"]], pick: () => ["dA", fitted(), 0, best(fitted())],
+    bars: () => ["dA", `gradient of ${move(fitted() - 1)}`, [fitted(), fitted() - 1]], draw: (b, u = fitted()) => stack(b, [moves(u, "mixtures", "N", "mix"), moves(u, "gradient of fit", "dA", "cell")]),
     caption: () => (shown() ? "The mixtures above pick rows of the table before: a move gets the gradients of the keys that its start is a mixture of." : "In the first update there is no fit yet; this picture is that of the second."),
     alt: "The mixtures, and the gradient of fit",
-    ...fit, show: [["dT"], ["N"], ["dA"]], pick: () => ["dA", fitted(), 0, best(fitted())],
-    say: "A row of fit is in transfer as often as the start of its move mixes the keys.",
-  },
-  {
-    id: "dKOOP.6", of: "KOOP.9", title: "To the ends of moves", picture: pictures.toEnds,
+    say: "A row of fit is in transfer as often as the start of its move mixes the keys." },
+  { id: "dKOOP.6", of: "KOOP.9", title: "To the ends of moves", ...fit, show: [["dA"], ["dY"], ["drest"]], pick: () => ["drest", fitted(), fitted() - 1, best(fitted())],
+    bars: () => ["dY", `gradient of ${move(fitted() - 1)}`, [fitted(), fitted() - 1]], draw: (b, u = fitted()) => stack(b, [moves(u, "gradient of the ends", "dY", "cell"), moves(u, "ridge times it", "drest", "rest")]),
     caption: () => (shown() ? `The lower table is the upper one times the ridge, ${show(K.ridge)}: what is left over if the equation is solved.` : "In the first update there is no fit yet; this picture is that of the second."),
     alt: "The gradient of the ends, and the ridge times it",
-    ...fit, show: [["dA"], ["dY"], ["drest"]], pick: () => ["drest", fitted(), fitted() - 1, best(fitted())],
-    say: "fit solves an equation with end on its right side. d_end solves the same equation, with d_fit on the right side. Check: what d_fit has beyond overlap d_end gram is ridge times d_end.",
-  },
-  {
-    id: ["dKOOP.8", "dKOOP.7"], of: ["KOOP.9", "KOOP.7"], title: "To overlap and mixtures", picture: pictures.toMixtures,
+    say: "fit solves an equation with end on its right side. d_end solves the same equation, with d_fit on the right side. Check: what d_fit has beyond overlap d_end gram is ridge times d_end." },
+  { id: ["dKOOP.8", "dKOOP.7"], of: ["KOOP.9", "KOOP.7"], title: "To overlap and mixtures", ...fit, show: [["dZ"], ["dN"]], pick: () => ["dZ", fitted(), 0, 0],
+    bars: () => ["dN", "gradient of move 1", [fitted(), 0]], draw: (b, u = fitted()) => stack(b, [["gradient of overlap", "overlap", rowsOf(V.dZ, u, range(u)), move, (m, r) => `dZ.${u}.${m}.${r}`], moves(u, "gradient of mixtures", "dN", "cell")]),
     caption: () => (shown() ? "Above, the moves two by two; below, a row for each move: the share of each key in its start." : "In the first update there is no fit yet; this picture is that of the second."),
     alt: "The gradients of overlap and mixtures as tables",
-    ...fit, show: [["dZ"], ["dN"]], pick: () => ["dZ", fitted(), 0, 0],
-    say: "overlap fit gram + ridge fit = end must stay true. If overlap grows by a little t, the left side grows by t fit gram, so fit changes as if end had shrunk by that: hence the minus. mixtures is in transfer and in overlap, and gets a gradient of both.",
-  },
-  {
-    id: "dKOOP.5", of: "KOOP.7", title: "To the starts of moves", picture: pictures.toStarts,
+    say: "The equation overlap fit gram + ridge fit = end stays true whatever changes. If overlap grows by a small matrix T, the left side grows by T fit gram. So fit changes as if end had shrunk by as much: hence the minus. mixtures is a part of transfer and of overlap, so it gets the gradients of both." },
+  { id: "dKOOP.5", of: "KOOP.7", title: "To the starts of moves", ...fit, show: [["dN"], ["dB"]], pick: () => ["dB", fitted(), 0, best(fitted())],
+    bars: () => ["dB", `gradient of ${move(fitted() - 1)}`, [fitted(), fitted() - 1]], heading: "where every point of the path should go", draw: pictures.toStarts,
     caption: () => `Arrows, to scale, at all points of the path. That of ${nth(most(range(K.updates + 1).map((p) => Math.hypot(...gradient(p)))))} is the longest: changing that point changes the loss most.`,
     alt: "An arrow at each point of the path",
-    ...fit, show: [["dN"], ["dB"]], pick: () => ["dB", fitted(), 0, best(fitted())],
-    say: "The starts are in mixtures and in overlap. With the gradients of the ends this reaches every earlier point of the path.",
-  },
-  {
-    id: "dKOOP.4", of: "KOOP.14", title: "To where attention led", picture: pictures.toAttended,
+    say: "The starts are in mixtures and in overlap. With the gradients of the ends this reaches every earlier point of the path." },
+  { id: "dKOOP.4", of: "KOOP.14", title: "To where attention led", ...last, show: [["dga", "sa"], ["a", "da"]], pick: () => ["da", shown(), 0],
+    bars: () => ["dga", "gradient of g(attended)", [shown()]], heading: "where the attended point should go: −d_attended", draw: pictures.toAttended,
     caption: () => `The arrow shows which way the attended point should go. Its gradient is ${show(Math.hypot(...place(V.da, shown())))} long, that of ${nth(shown() + 1)} ${show(Math.hypot(...place(V.dnext, shown())))}.`,
     alt: "An arrow at the attended point",
-    ...last, show: [["dga", "sa"], ["a", "da"]], pick: () => ["da", shown(), 0],
-    say: "The list of the attended point is in the target, so this point gets a gradient by the slope of each likeness there. In the first update there is no list, and the attended point gets all of it.",
-  },
-  {
-    id: ["dKOOP.3", "dKOOP.2"], of: ["KOOP.4", "KOOP.3"], title: "To the scores", picture: pictures.toScores,
+    say: "The list of the attended point is in the target, so this point gets a gradient by the slope of each likeness there. In the first update there is no list, and the attended point gets all of it." },
+  { id: ["dKOOP.3", "dKOOP.2"], of: ["KOOP.4", "KOOP.3"], title: "To the scores", ...last, show: [["v", "dw", "w", "ds"], ["da"]], pick: () => ["ds", shown(), most(J.map((j) => Math.abs(V.ds(shown(), j))))],
+    bars: () => ["ds", "gradient of a score", [shown()]], heading: "how far each value points along d_attended", draw: pictures.toScores,
     caption: () => `A value whose foot lies along the arrow raises the loss if its weight grows. Most has the score of ${names([most(list(V.ds, shown()).map(Math.abs))])} to change.`,
     alt: "The values, each with its foot on the line of the gradient",
-    ...last, show: [["v", "dw", "w", "ds"], ["da"]], pick: () => ["ds", shown(), most(J.map((j) => Math.abs(V.ds(shown(), j))))],
-    say: "From here on it is softmax attention. A weight gets the gradient of the attended point along its value, and a score what its weight has beyond the mean.",
-  },
-  {
-    id: "dKOOP.q", of: "KOOP.2", title: "To the query", picture: pictures.toQuery,
+    say: "From here on it is softmax attention. A weight gets the gradient of the attended point along its value, and a score what its weight has beyond the mean." },
+  { id: "dKOOP.q", of: "KOOP.2", title: "To the query", when: "first", show: [["ds", "k", "dgx", "sx"], ["dq"]], pick: () => ["dq", 0],
+    bars: () => ["dgx", "gradient of g(x₀)", [0]], heading: "where the query should go, by scores and by its list", draw: pictures.toQuery,
     caption: () => `The gradient of x₀, the query, is ${show(Math.hypot(...gradient(0)))} long. The arrow shows where it should go. Drag it there, and see where the path ends.`,
     alt: "An arrow at the query",
-    when: "first", show: [["ds", "k", "dgx", "sx"], ["dq"]], pick: () => ["dq", 0],
-    say: "The query is the first point of the path. It made the first scores, and it is the start of the first move in every fit.",
-  },
-  {
-    id: ["dKOOP.v", "dKOOP.k"], of: ["KOOP.4", "KOOP.2"], title: "To values and keys", picture: pictures.toValues,
+    say: "The query is the first point of the path. It made the first scores, and it is the start of the first move in every fit." },
+  { id: ["dKOOP.v", "dKOOP.k"], of: ["KOOP.4", "KOOP.2"], title: "To values and keys", when: "last", show: [["v", "dv"], ["k", "dk"]], pick: () => ["dv", best(0), 0],
+    bars: () => ["w", "weight in update 1", [0]], heading: "where values and keys should go, to scale", draw: pictures.toValues,
     caption: "Points are values, squares keys; an arrow is as long as the gradient, all to scale. A key counts twice: it draws attention, and describes points.",
     alt: "An arrow at each value and each key",
-    when: "last", show: [["v", "dv"], ["k", "dk"]], pick: () => ["dv", best(0), 0],
-    say: "Values serve in every update, so they get the sum over all of them. Keys get more, since they also describe the points.",
-  },
-  {
-    id: ["dKOOP.ridge", "dKOOP.epsilon"], of: "KOOP.9", title: "To the knobs", picture: pictures.toKnobs,
+    say: "Values serve in every update, so they get the sum over all of them. Keys get more, since they also describe the points." },
+  { id: ["dKOOP.ridge", "dKOOP.epsilon"], of: "KOOP.9", title: "To the knobs", when: "last", show: [["dridge", "depsilon"]], pick: () => ["dridge"],
+    bars: () => ["ga", "list g(attended)", [fitted()]], heading: "gradients of the two knobs", draw: (b) => slopes(b, [["ridge", "dridge"], ["epsilon", "depsilon"]], V),
     caption: "A bar to the left: the loss would fall if that knob were larger. To the right: if it were smaller.",
     alt: "A bar for the ridge and one for epsilon",
-    when: "last", show: [["dridge", "depsilon"]], pick: () => ["dridge"],
-    say: () => `Even the two knobs have gradients, so they could be learned. A ${V.dridge() < 0 ? "larger" : "smaller"} ridge would lower the loss here, and so would a ${V.depsilon() < 0 ? "larger" : "smaller"} epsilon.`,
-  },
+    say: () => `Even the two knobs have gradients, so they could be learned. A ${V.dridge() < 0 ? "larger" : "smaller"} ridge would lower the loss here, and so would a ${V.depsilon() < 0 ? "larger" : "smaller"} epsilon.` },
 ];
 
 function caption() {
@@ -620,8 +535,8 @@ tour({
   time: { steps: () => K.updates, name: "update" },
   quantities, forward, backward, picture, caption,
   tasks: [
-    { say: "loosen the fit (ridge) until the path ends less than 0.9 from the goal", done: () => apart(place(V.x, K.updates), DATA.target) < 0.9 },
-    { say: "turn epsilon or the ridge until both ways to go two moves (step 11) end less than 0.15 apart", done: () => split(K.updates - 1) < 0.15 },
+    { say: "loosen the fit (ridge) until the path ends less than 0.9 from the goal", own: true, done: () => apart(place(V.x, K.updates), DATA.target) < 0.9 },
+    { say: "turn epsilon or the ridge until both ways to go two moves (step 11) end less than 0.15 apart", own: true, done: () => split(K.updates - 1) < 0.15 },
     { say: "drag the query, keys or values until the path ends at the goal", done: () => apart(place(V.x, K.updates), DATA.target) < 0.15 },
   ],
   phone: 150,

@@ -8,7 +8,7 @@ const mean = (list) => div(sum(list), C.length);
 const rate = (vector) => div(1, sqrt(add(mean(C.map((c) => pow(sub(vector(c), mean(C.map(vector))), 2))), EPS)));
 const before = (i) => J.filter((j) => j <= i); // the tokens that token i sees
 const now = () => Math.min(S.t, K.layers - 1);
-const word = () => `<b>${DATA.tokens[S.i]}</b>`;
+const { word } = attention();
 const still = words("at rest before the first layer", 0);
 const nothing = words("as no layer follows", 0);
 // The gradient through the norm: neither a shift nor a length changes it.
@@ -108,8 +108,7 @@ const size = (p) => Math.hypot(...p);
 const sized = (name, t = now()) => J.map((j) => size(C.map((c) => V[name](t, j, c))));
 const each = (name) => J.map((j) => V[name](now(), j));
 const sums = (p, q, by = 1) => p.map((x, c) => x + by * q[c]);
-const board = (W, H, small, numbers, told, heading, ref) => beside(DATA.tokens, S.i, W, H, small, numbers, told, heading, ref);
-const one = (name) => (j) => `${name}.${now()}.${j}`, of = (name) => (j) => `${name}.${now()}.${S.i}.${j}`;
+const of = (name) => (j) => `${name}.${now()}.${S.i}.${j}`;
 const seen = (numbers) => J.map((j) => (j > S.i ? 0 : numbers(j)));
 
 // The plane that all places need; at the same knobs it stays, also while the goal is dragged.
@@ -146,14 +145,14 @@ function directions(b, more = {}) {
 
 const alone = { points: [[far, far], [-far, -far]] }; // where the circle is all that is drawn
 
-function look(W, H, small) {
-  const b = board(W, H, small, J.map((j) => size(placed("x", now(), j))), "distance (does not count)", "places, and their directions on the circle"), f = particles(b, within(), { ways: false }), d = directions(b);
-  return [b.drawn, d.ground, J.map((j) => [line(`ray.${j}`, [d.zero, f.place(f.here[j]), f.place(d.here[j])], { class: "hair dashed", style: `stroke:${color(j)}` }), mark(`foot.${j}`, "circle", { cx: f.place(d.here[j])[0], cy: f.place(d.here[j])[1], r: b.quiet ? 2.5 : 4, class: "foot", style: `fill:var(--paper);stroke:${color(j)}`, "stroke-width": 2 })]), f.dots];
+function look(b) {
+  const f = particles(b, within(), { ways: false }), d = directions(b);
+  return [d.ground, J.map((j) => [line(`ray.${j}`, [d.zero, f.place(f.here[j]), f.place(d.here[j])], { class: "hair dashed", style: `stroke:${color(j)}` }), mark(`foot.${j}`, "circle", { cx: f.place(d.here[j])[0], cy: f.place(d.here[j])[1], r: b.quiet ? 2.5 : 4, class: "foot", style: `fill:var(--paper);stroke:${color(j)}`, "stroke-width": 2 })]), f.dots];
 }
 
-function attend(W, H, small) {
-  const b = board(W, H, small, seen((j) => V.w(now(), S.i, j)), "weight w", "directions: the query’s, and the keys’ feet on its line", of("w")), d = directions(b, { ...later, ...alone });
-  return [b.drawn, d.ground, J.map((j) => vector(`key.${j}`, ...d.zero, ...d.place(d.here[j]), { style: `stroke:${color(j)}`, opacity: j > S.i ? 0.3 : 1 })), feet(d.area, d.here, d.here[S.i], b.quiet), vector("query", ...d.zero, ...d.place(placed("q", now(), S.i)), { class: "vector thick" }), d.dots];
+function attend(b) {
+  const d = directions(b, { ...later, ...alone });
+  return [d.ground, J.map((j) => vector(`key.${j}`, ...d.zero, ...d.place(d.here[j]), { style: `stroke:${color(j)}`, opacity: j > S.i ? 0.3 : 1 })), feet(d.area, d.here, d.here[S.i], b.quiet), vector("query", ...d.zero, ...d.place(placed("q", now(), S.i)), { class: "vector thick" }), d.dots];
 }
 
 // Lines from the token that is followed to those that it sees, as wide as a number is large; dashed where it is below 0.
@@ -162,44 +161,44 @@ function bonds(f, number) {
   return J.map((j) => line(`bond.${j}`, [f.place(f.here[S.i]), f.place(f.here[j])], { class: numbers[j] < 0 ? "flow dashed" : "flow", style: `stroke:${color(j)}`, "stroke-width": 9 * Math.abs(numbers[j] / largest) }));
 }
 const heavy = (j) => Math.sqrt(V.z(now(), j)) * 1.3;
-function weigh(W, H, small) {
-  const b = board(W, H, small, each("z"), "mass z", "the larger, the heavier; lines: e to the score", one("z")), f = particles(b, within(), { radius: heavy });
-  return [b.drawn, f.ground, bonds(f, (j) => Math.exp(V.s(now(), S.i, j))), f.dots];
+function weigh(b) {
+  const f = particles(b, within(), { radius: heavy });
+  return [f.ground, bonds(f, (j) => Math.exp(V.s(now(), S.i, j))), f.dots];
 }
 
-function speed(W, H, small) {
-  const lightest = Math.min(...each("z")), b = board(W, H, small, each("u"), "speed u, squared", "p / z, arrows to scale", one("u")), f = particles(b, within(), { radius: heavy });
-  return [b.drawn, f.ground, J.map((j) => f.push(`momentum.${j}`, j, placed("p", now(), j).map((x) => (x * lightest) / V.z(now(), j)), { style: `stroke:${j === S.i ? "var(--ink)" : color(j)}`, ...(j === S.i ? { class: "vector thick" } : {}) })), f.dots];
+function speed(b) {
+  const lightest = Math.min(...each("z")), f = particles(b, within(), { radius: heavy });
+  return [f.ground, J.map((j) => f.push(`momentum.${j}`, j, placed("p", now(), j).map((x) => (x * lightest) / V.z(now(), j)), { style: `stroke:${j === S.i ? "var(--ink)" : color(j)}`, ...(j === S.i ? { class: "vector thick" } : {}) })), f.dots];
 }
 
-function push(W, H, small) {
-  const n = now(), b = board(W, H, small, seen((j) => V.a(n, S.i, j)), "strength a", `pushes on ${DATA.tokens[S.i]}, one after the other`, of("a")), f = particles(b, within(), later);
+function push(b) {
+  const n = now(), f = particles(b, within(), later);
   let here = [0, 0];
   const chain = before(S.i).map((j) => { const from = here, p = placed("v", n, j).map((x) => V.z(n, S.i) * V.a(n, S.i, j) * x); here = sums(here, p); return f.push(`push.${j}`, S.i, p, { style: `stroke:${color(j)}` }, from); });
-  return [b.drawn, f.ground, f.dots, chain, f.push("force", S.i, here, { class: "vector thick" })];
+  return [f.ground, f.dots, chain, f.push("force", S.i, here, { class: "vector thick" })];
 }
 
-function kick(W, H, small) {
-  const n = now(), b = board(W, H, small, sized("kicked"), "length of kicked", "p, then the kick h_y · force: kicked"), f = particles(b, within());
-  return [b.drawn, f.ground, f.dots, f.push("was", S.i, placed("kicked", n, S.i), thin), momentum(f, "p"), f.push("force", S.i, placed("force", n, S.i).map((x) => K.h_y * x), { style: `stroke:${color(S.i)}`, "stroke-width": 2.6 }, placed("p", n, S.i))];
+function kick(b) {
+  const n = now(), f = particles(b, within());
+  return [f.ground, f.dots, f.push("was", S.i, placed("kicked", n, S.i), thin), momentum(f, "p"), f.push("force", S.i, placed("force", n, S.i).map((x) => K.h_y * x), { style: `stroke:${color(S.i)}`, "stroke-width": 2.6 }, placed("p", n, S.i))];
 }
 
-function damp(W, H, small) {
-  const b = board(W, H, small, sized("damped"), "length of p′", "kicked (dashed), and p′ after friction"), f = particles(b, within());
-  return [b.drawn, f.ground, f.dots, f.push("was", S.i, placed("kicked", now(), S.i), thin), momentum(f, "damped")];
+function damp(b) {
+  const f = particles(b, within());
+  return [f.ground, f.dots, f.push("was", S.i, placed("kicked", now(), S.i), thin), momentum(f, "damped")];
 }
 
 // The particles after the drift, with rings where they were.
 const after = (b) => particles(b, within() + 1);
-const rings = (b, f) => J.map((j) => mark(`ring.${j}`, "circle", { cx: f.place(between("x", within(), j))[0], cy: f.place(between("x", within(), j))[1], r: b.quiet ? 3.5 : 6, class: "ghost", style: `stroke:${color(j)}` }));
-function drift(W, H, small) {
-  const b = board(W, H, small, sized("velocity").map((x) => K.h_x * x), "way h_x · velocity", "from the rings to the new places"), f = after(b);
-  return [b.drawn, f.ground, rings(b, f), J.map((j) => vector(`way.${j}`, ...f.place(between("x", within(), j)), ...f.place(f.here[j]), { style: `stroke:${j === S.i ? "var(--ink)" : color(j)}`, ...(j === S.i ? { class: "vector thick" } : {}) })), f.dots];
+const places = (b, f) => J.map((j) => mark(`ring.${j}`, "circle", { cx: f.place(between("x", within(), j))[0], cy: f.place(between("x", within(), j))[1], r: b.quiet ? 3.5 : 6, class: "ghost", style: `stroke:${color(j)}` }));
+function drift(b) {
+  const f = after(b);
+  return [f.ground, places(b, f), J.map((j) => vector(`way.${j}`, ...f.place(between("x", within(), j)), ...f.place(f.here[j]), { style: `stroke:${j === S.i ? "var(--ink)" : color(j)}`, ...(j === S.i ? { class: "vector thick" } : {}) })), f.dots];
 }
 
-function pass(W, H, small) {
-  const n = now(), b = board(W, H, small, sized("p", n + 1), "length of P", "p′ (dashed) gets the length of the circle: P"), f = after(b), [x, y] = f.place(f.here[S.i]);
-  return [b.drawn, f.ground, f.dots, mark("circle", "circle", { cx: x, cy: y, r: far * f.long, class: "ghost" }), momentum(f, "p", S.i, n + 1), f.push("was", S.i, placed("damped", n, S.i), thin)];
+function pass(b) {
+  const n = now(), f = after(b), [x, y] = f.place(f.here[S.i]);
+  return [f.ground, f.dots, mark("circle", "circle", { cx: x, cy: y, r: far * f.long, class: "ghost" }), momentum(f, "p", S.i, n + 1), f.push("was", S.i, placed("damped", n, S.i), thin)];
 }
 
 // The first picture: with momentum, and by plain attention.
@@ -223,190 +222,167 @@ const flatly = (name, t = now()) => J.map((j) => placed(name, t, j));
 const downhill = (f, name, at) => against(f, "down", J.map((j) => between(name, at, j)));
 const dashed = () => thin;
 
-function wish(W, H, small) {
-  const b = board(W, H, small, J.map((j) => (j === S.i ? size(C.map((c) => V.dx(K.layers, j, c))) : 0)), "|dx| after the last layer", "from the last place to what is wished for"), f = particles(b, K.layers), target = f.place(across(DATA.target)), here = f.place(f.here[S.i]), [l, t, e, u] = f.area.box;
+function wish(b) {
+  const f = particles(b, K.layers), target = f.place(across(DATA.target)), here = f.place(f.here[S.i]), [l, t, e, u] = f.area.box;
   const most = Math.max(0, Math.min(Math.hypot(target[0] - here[0], target[1] - here[1]), target[0] - l, e - target[0], target[1] - t, u - target[1]));
-  return [b.drawn, f.ground, [1, 0.66, 0.33].map((part, n) => mark(`ring ${n}`, "circle", { cx: target[0], cy: target[1], r: part * most, class: "ghost" })), f.dots, vector(`down.${S.i}`, ...here, ...target, { class: "vector thick" }), goal(b, f)];
+  return [f.ground, rings(target, most), f.dots, vector(`down.${S.i}`, ...here, ...target, { class: "vector thick" }), goal(b, f)];
 }
-// What is alike in the pictures of gradients of something that each token has: arrows against them at the places, and before them others.
-const pull = (name, told, heading, first = () => []) => (W, H, small) => {
-  const b = board(W, H, small, sized(name), told, heading), f = particles(b, within());
-  return [b.drawn, f.ground, first(f), f.dots, against(f, "down", flatly(name)), goal(b, f)];
+// Arrows against the gradients of something that each token has, at the places, and before them what it is now.
+const pull = (name) => (b) => {
+  const f = particles(b, within());
+  return [f.ground, f.push("was", S.i, placed(name, now(), S.i), thin), f.dots, against(f, "down", flatly(`d${name}`)), goal(b, f)];
 };
-const toVelocity = pull("dvelocity", "|d velocity|", "velocity (dashed), and where it should change", (f) => f.push("was", S.i, placed("velocity", now(), S.i), thin));
-function toMomentum(W, H, small) {
-  const n = now(), moves = J.map((j) => placed("dvelocity", n, j).map((x) => x / V.z(n, j))), all = flatly("ddamped"), b = board(W, H, small, sized("ddamped"), "|dp′|", "of the move now (dashed), and with the next layer"), f = particles(b, within());
-  return [b.drawn, f.ground, f.dots, against(f, "was", moves, dashed, longest([moves, all])), against(f, "down", all, undefined, longest([moves, all])), goal(b, f)];
+function toMomentum(b) {
+  const n = now(), moves = J.map((j) => placed("dvelocity", n, j).map((x) => x / V.z(n, j))), all = flatly("ddamped"), f = particles(b, within());
+  return [f.ground, f.dots, against(f, "was", moves, dashed, longest([moves, all])), against(f, "down", all, undefined, longest([moves, all])), goal(b, f)];
 }
-function throughFriction(W, H, small) {
-  const b = board(W, H, small, sized("dkicked"), "|d kicked|", "before the friction (thick), after it (dashed)"), f = particles(b, within()), unit = longest([flatly("ddamped")]);
-  return [b.drawn, f.ground, f.dots, against(f, "was", flatly("ddamped"), dashed, unit), against(f, "down", flatly("dkicked"), undefined, unit), goal(b, f)];
+function throughFriction(b) {
+  const f = particles(b, within()), unit = longest([flatly("ddamped")]);
+  return [f.ground, f.dots, against(f, "was", flatly("ddamped"), dashed, unit), against(f, "down", flatly("dkicked"), undefined, unit), goal(b, f)];
 }
-const toForce = pull("dforce", "|d force|", "force (dashed), and where it should change", (f) => f.push("force", S.i, placed("force", now(), S.i), thin));
-function toPushers(W, H, small) {
-  const n = now(), grad = placed("dout", n, S.i), b = board(W, H, small, J.map((j) => V.da(n, S.i, j)), "gradient da", "directions v, and their feet on the line of do", of("da")), d = directions(b, { ...later, ...alone }), by = (0.8 * far) / (size(grad) || 1);
-  return [b.drawn, d.ground, J.map((j) => vector(`key.${j}`, ...d.zero, ...d.place(d.here[j]), { style: `stroke:${color(j)}`, opacity: j > S.i ? 0.3 : 1 })), feet(d.area, d.here, grad, b.quiet), vector(`down.${S.i}`, ...d.zero, ...d.place(grad.map((x) => by * x)), { class: "vector thick" }), b.quiet ? [] : label("do name", d.area.X(grad.map((x) => by * x)) + 8, d.area.Y(grad.map((x) => by * x)), "do", { class: "name strong" }), d.dots];
+function toPushers(b) {
+  const n = now(), grad = placed("dout", n, S.i), d = directions(b, { ...later, ...alone }), by = (0.8 * far) / (size(grad) || 1);
+  return [d.ground, J.map((j) => vector(`key.${j}`, ...d.zero, ...d.place(d.here[j]), { style: `stroke:${color(j)}`, opacity: j > S.i ? 0.3 : 1 })), feet(d.area, d.here, grad, b.quiet), vector(`down.${S.i}`, ...d.zero, ...d.place(grad.map((x) => by * x)), { class: "vector thick" }), b.quiet ? [] : label("do name", d.area.X(grad.map((x) => by * x)) + 8, d.area.Y(grad.map((x) => by * x)), "do", { class: "name strong" }), d.dots];
 }
-function toWeights(W, H, small) {
-  const n = now(), b = board(W, H, small, J.map((j) => V.dw(n, S.i, j)), "gradient dw", "lines: |dw|, dashed below 0; size: |du|", of("dw")), strongest = Math.max(1e-12, ...each("du").map(Math.abs)), f = particles(b, within(), { ...later, radius: (j) => 0.6 + 1.2 * Math.sqrt(Math.abs(V.du(n, j)) / strongest) });
-  return [b.drawn, f.ground, bonds(f, (j) => V.dw(n, S.i, j)), f.dots, goal(b, f)];
+function toWeights(b) {
+  const n = now(), strongest = Math.max(1e-12, ...each("du").map(Math.abs)), f = particles(b, within(), { ...later, radius: (j) => 0.6 + 1.2 * Math.sqrt(Math.abs(V.du(n, j)) / strongest) });
+  return [f.ground, bonds(f, (j) => V.dw(n, S.i, j)), f.dots, goal(b, f)];
 }
-function toIncoming(W, H, small) {
-  const n = now(), b = board(W, H, small, sized("dp", n), "|dp|", "momenta p (dashed), and where they should change"), f = particles(b, within());
-  return [b.drawn, f.ground, J.map((j) => f.push(`momentum.${j}`, j, placed("p", n, j), thin)), f.dots, against(f, "down", flatly("dp", n)), goal(b, f)];
+function toIncoming(b) {
+  const n = now(), f = particles(b, within());
+  return [f.ground, J.map((j) => f.push(`momentum.${j}`, j, placed("p", n, j), thin)), f.dots, against(f, "down", flatly("dp", n)), goal(b, f)];
 }
-function toMass(W, H, small) {
-  const n = now(), strongest = Math.max(1e-12, ...each("dlogz").map(Math.abs)), b = board(W, H, small, each("dlogz"), "gradient dlog z", "dashed: what mass should become", one("dlogz")), f = particles(b, within(), { radius: heavy });
-  return [b.drawn, f.ground, f.dots, J.map((j) => mark(`ring.${j}`, "circle", { cx: f.place(f.here[j])[0], cy: f.place(f.here[j])[1], r: (b.quiet ? 3.5 : 6) * heavy(j) * Math.exp((-0.8 * V.dlogz(n, j)) / strongest), class: "ghost", style: "stroke:var(--ink)" })), goal(b, f)];
+function toMass(b) {
+  const n = now(), strongest = Math.max(1e-12, ...each("dlogz").map(Math.abs)), f = particles(b, within(), { radius: heavy });
+  return [f.ground, f.dots, J.map((j) => mark(`ring.${j}`, "circle", { cx: f.place(f.here[j])[0], cy: f.place(f.here[j])[1], r: (b.quiet ? 3.5 : 6) * heavy(j) * Math.exp((-0.8 * V.dlogz(n, j)) / strongest), class: "ghost", style: "stroke:var(--ink)" })), goal(b, f)];
 }
-function toScores(W, H, small) {
-  const n = now(), b = board(W, H, small, seen((j) => V.ds(n, S.i, j)), "gradient ds", "lines: scores to be raised, dashed: lowered", of("ds")), f = particles(b, within(), { ...later, radius: (j) => (j > S.i ? 1 : 0.7 + V.w(n, S.i, j)) });
-  return [b.drawn, f.ground, bonds(f, (j) => -V.ds(n, S.i, j)), f.dots, goal(b, f)];
+function toScores(b) {
+  const n = now(), f = particles(b, within(), { ...later, radius: (j) => (j > S.i ? 1 : 0.7 + V.w(n, S.i, j)) });
+  return [f.ground, bonds(f, (j) => -V.ds(n, S.i, j)), f.dots, goal(b, f)];
 }
-function toDirections(W, H, small) {
-  const b = board(W, H, small, sized("dy"), "|dy|", "directions, and where they should go: −dy"), d = directions(b, alone);
-  return [b.drawn, d.ground, d.dots, against(d, "down", flatly("dy"))];
+function toDirections(b) {
+  const d = directions(b, alone);
+  return [d.ground, d.dots, against(d, "down", flatly("dy"))];
 }
-function toPlaces(W, H, small) {
-  const b = board(W, H, small, sized("dx", S.t), "|dx|", "where places should move: −dx"), f = particles(b, moment());
-  return [b.drawn, f.ground, f.dots, downhill(f, "dx", moment()), goal(b, f)];
+function toPlaces(b) {
+  const f = particles(b, moment());
+  return [f.ground, f.dots, downhill(f, "dx", moment()), goal(b, f)];
 }
 
 // ---- cards -------------------------------------------------------------------------------------------------------------
 
 const forward = [
-  {
-    id: "SYMP.1", title: "Look at the direction alone", when: "step", show: [["x", "y"], ["mean_x[i]", "rate_x[i]"]], pick: () => ["y", now(), S.i, 0], picture: look,
+  { id: "SYMP.1", title: "Look at the direction alone", when: "step", show: [["x", "y"], ["mean_x[i]", "rate_x[i]"]], pick: () => ["y", now(), S.i, 0],
+    bars: () => [J.map((j) => size(placed("x", now(), j))), "distance (does not count)"], heading: "places, and their directions on the circle", draw: look,
     say: "A token is a place x in space, with three elements. To be compared, it is shifted and scaled to mean 0 and variance 1 (LayerNorm, here with gains of 1). The picture leaves out the mean of the three elements, as the comparison does.",
     alt: "The tokens as points, and where the ray from the centre to each meets a circle",
-    caption: "A ray through each token: where it meets the circle is its direction y. How far out the token is does not count.",
-  },
-  {
-    id: ["SYMP.5", "SYMP.6"], title: "Compare and attend", when: "step", show: [["k", "s[i]", "w[i]"], ["q[i]"]], pick: () => ["w", now(), S.i, pusher()], picture: attend,
+    caption: "A ray through each token: where it meets the circle is its direction y. How far out the token is does not count." },
+  { id: ["SYMP.5", "SYMP.6"], title: "Compare and attend", when: "step", show: [["k", "s[i]", "w[i]"], ["q[i]"]], pick: () => ["w", now(), S.i, pusher()],
+    bars: () => [seen((j) => V.w(now(), S.i, j)), "weight w", of("w")], heading: "directions: the query’s, and the keys’ feet on its line", draw: attend,
     say: `A token has a query (what it looks for), a key (what it offers) and a value v (where it pushes). A model learns matrices for them; here key and value are y itself, and the query is ${show(MATCH)} y. A token sees itself and those before it (causal).`,
     alt: "Directions of the tokens as arrows, each with its foot on the line of the query",
-    caption: () => (S.i === 0 ? "The first token sees only itself." : `A foot far along the query is a high score. ${word()} attends most to ${names([heaviest((j) => V.w(now(), S.i, j))])}; pale tokens come later and are not seen.`),
-  },
-  {
-    id: "SYMP.7", title: "Weigh", when: "step", show: [["s[i]"], ["logz[i]", "z[i]"]], pick: () => ["logz", now(), S.i], picture: weigh,
-    say: "The mass z is large if a token matches well those that it sees, and itself. The push is z times as strong (step 5), the velocity is divided by z (step 8): in layer 1, where p is 0, z cancels. Later the old p is divided by z, too: heavy tokens keep less of their motion.",
+    caption: () => (S.i === 0 ? "The first token sees only itself." : `A foot far along the query is a high score. ${word()} attends most to ${names([heaviest((j) => V.w(now(), S.i, j))])}; pale tokens come later and are not seen.`) },
+  { id: "SYMP.7", title: "Weigh", when: "step", show: [["s[i]"], ["logz[i]", "z[i]"]], pick: () => ["logz", now(), S.i],
+    bars: ["z", "mass z"], heading: "the larger, the heavier; lines: e to the score", draw: weigh,
+    say: "A token that matches well what it sees has a large mass z. The push is z times as strong (step 5), and the velocity is the momentum divided by z (step 8). In layer 1, where all rest, the two cancel. Later the momentum of earlier layers is divided by z, too: heavy tokens are slower.",
     alt: "The tokens as points, the larger, the greater their mass",
-    caption: () => `The mass of ${word()} is ${show(V.z(now(), S.i))}: the mean, over the tokens that it sees, of e to the score.`,
-  },
-  {
-    id: ["SYMP.9", "SYMP.10"], title: "Measure the speed", when: "step", show: [["p", "e", "z", "u"]], pick: () => ["u", now(), S.i], picture: speed,
+    caption: () => `The mass of ${word()} is ${show(V.z(now(), S.i))}: the mean, over the tokens that it sees, of e to the score.` },
+  { id: ["SYMP.9", "SYMP.10"], title: "Measure the speed", when: "step", show: [["p", "e", "z", "u"]], pick: () => ["u", now(), S.i],
+    bars: ["u", "speed u, squared"], heading: "p / z, arrows to scale", draw: speed,
     say: () => `Momentum over mass is speed, and u is its square. A model learns a matrix w<sub>b</sub> for b; here it changes nothing, so b is p. ${S.t === 0 ? "Before the first layer all tokens rest." : "From the second layer on each momentum has the same length, so light tokens are fast."}`,
     alt: "The tokens with momentum over mass as arrows",
-    caption: () => (now() === 0 ? "Before the first layer all tokens rest: there are no arrows." : `Arrows: momentum over mass. All momenta have the same length, so the lightest token, ${names([[...J].sort((a, b) => V.u(now(), b) - V.u(now(), a))[0]])}, is the fastest.`),
-  },
-  {
-    id: ["SYMP.11", "SYMP.12"], title: "Push", when: "step", show: [["w[i]", "u", "a[i]", "v"], ["z[i]", "o[i]"]], pick: () => ["o", now(), S.i, 0], picture: push,
-    say: "A token is pushed in the directions of those that it attends to, also its own. Why the speeds? A token’s energy is p²/(2z) − z/2. A better match raises both masses, and as its mass grows, each energy falls at the rate (1 + u)/2: both make the factor.",
+    caption: () => (now() === 0 ? "Before the first layer all tokens rest: there are no arrows." : `Arrows: momentum over mass. All momenta have the same length, so the lightest token, ${names([[...J].sort((a, b) => V.u(now(), b) - V.u(now(), a))[0]])}, is the fastest.`) },
+  { id: ["SYMP.11", "SYMP.12"], title: "Push", when: "step", show: [["w[i]", "u", "a[i]", "v"], ["z[i]", "o[i]"]], pick: () => ["o", now(), S.i, 0],
+    bars: () => [seen((j) => V.a(now(), S.i, j)), "strength a", of("a")], heading: () => `pushes on ${DATA.tokens[S.i]}, one after the other`, draw: push,
+    say: "A token is pushed in the directions of those that it attends to, also its own. Why do speeds count? The force is the slope at which the energy falls. A token’s energy is p²/(2z) − z/2: as its mass z grows, that falls at the rate (1 + u)/2. A better match of two tokens raises both masses, so both rates add up to the factor in brackets.",
     alt: () => `The pushes on ${DATA.tokens[S.i]} as a chain of arrows, one for each token that it sees`,
-    caption: () => `One arrow for each token that ${word()} sees, end to end: the strongest push is that of ${names([heaviest((j) => V.a(now(), S.i, j))])}. The thick arrow is all of them together.`,
-  },
-  {
-    id: ["SYMP.13", "SYMP.14"], title: "Kick", when: "step", show: [["p[i]"], ["force[i]"], ["kicked[i]"]], pick: () => ["kicked", now(), S.i, 0], picture: kick,
+    caption: () => `One arrow for each token that ${word()} sees, end to end: the strongest push is that of ${names([heaviest((j) => V.a(now(), S.i, j))])}. The thick arrow is all of them together.` },
+  { id: ["SYMP.13", "SYMP.14"], title: "Kick", when: "step", show: [["p[i]"], ["force[i]"], ["kicked[i]"]], pick: () => ["kicked", now(), S.i, 0],
+    bars: ["kicked", "length of kicked"], heading: "p, then the kick h_y · force: kicked", draw: kick,
     say: "The force does not move the token. It changes its momentum, for a time h<sub>y</sub>, the knob “kick”. What was there before remains. Here w<sub>o</sub> changes nothing, so the force is the push o.",
     alt: "The momentum before and after the force has acted on it",
-    caption: () => (now() === 0 ? `${word()} rested, so its momentum is now the kick: the force times h<sub>y</sub>.` : `Thick: the old momentum of ${word()}. In colour: the kick. Dashed: their sum, kicked. No token has moved yet.`),
-  },
-  {
-    id: ["SYMP.15", "SYMP.16"], title: "Damp", when: "step", show: [["kicked[i]"], ["damping"], ["damped[i]"]], pick: () => ["damped", now(), S.i, 0], picture: damp,
-    say: () => `${percent(Math.exp(-V.damping(now())))} of all momenta remain in this layer. c<sub>log</sub> is the knob “friction”, c<sub>lin</sub> a constant. The time t is 1 at first, h<sub>x</sub> more after each layer. ${K.c_log > 0 ? "Friction weakens with t: as 3 / t, it lets a motion reach low convex energies soon (Nesterov)." : "There is almost none of it here."}`,
+    caption: () => (now() === 0 ? `${word()} rested, so its momentum is now the kick: the force times h<sub>y</sub>.` : `Thick: the old momentum of ${word()}. In colour: the kick. Dashed: their sum, kicked. No token has moved yet.`) },
+  { id: ["SYMP.15", "SYMP.16"], title: "Damp", when: "step", show: [["kicked[i]"], ["damping"], ["damped[i]"]], pick: () => ["damped", now(), S.i, 0],
+    bars: ["damped", "length of p′"], heading: "kicked (dashed), and p′ after friction", draw: damp,
+    say: () => `${percent(Math.exp(-V.damping(now())))} of all momenta remain in this layer. c<sub>log</sub> is the knob “friction”, c<sub>lin</sub> a constant. The time t is 1 at first, h<sub>x</sub> more after each layer. ${K.c_log > 0 ? "Friction weakens with time. A friction of 3 / t is that of Nesterov’s accelerated descent, which soon reaches the lowest point of a convex energy." : "There is almost none of it here."}`,
     alt: "The momentum before and after friction",
-    caption: () => `The same momentum, shorter: ${percent(Math.exp(-V.damping(now())))} of the dashed arrow remain, as of those of all tokens. No token has moved yet.`,
-  },
-  {
-    id: ["SYMP.17", "SYMP.18"], title: "Drift", when: "step", show: [["damped[i]", "z[i]"], ["velocity[i]"], ["x[i]", "x[i]+1"]], pick: () => ["x", now() + 1, S.i, 0], picture: drift,
+    caption: () => `The same momentum, shorter: ${percent(Math.exp(-V.damping(now())))} of the dashed arrow remain, as of those of all tokens. No token has moved yet.` },
+  { id: ["SYMP.17", "SYMP.18"], title: "Drift", when: "step", show: [["damped[i]", "z[i]"], ["velocity[i]"], ["x[i]", "x[i]+1"]], pick: () => ["x", now() + 1, S.i, 0],
+    bars: () => [sized("velocity").map((x) => K.h_x * x), "way h_x · velocity"], heading: "from the rings to the new places", draw: drift,
     say: "The velocity is momentum over mass, and moves the token for a time h<sub>x</sub>, the knob “drift”. First the kick, then the drift with the new momentum: such steps (symplectic) nearly keep the energy of a ball that rolls without friction.",
     alt: "Arrows from the old places to the new ones",
-    caption: () => `Now the tokens move, along their momenta: ${word()} by ${show(K.h_x * size(C.map((c) => V.velocity(now(), S.i, c))))}, from the ring to the dot.`,
-  },
-  {
-    id: "SYMP.19", title: "Pass the momentum on", when: "step", show: [["damped[i]"], ["rate_p[i]"], ["p[i]+1"]], pick: () => ["p", now() + 1, S.i, 0], picture: pass,
+    caption: () => `Now the tokens move, along their momenta: ${word()} by ${show(K.h_x * size(C.map((c) => V.velocity(now(), S.i, c))))}, from the ring to the dot.` },
+  { id: "SYMP.19", title: "Pass the momentum on", when: "step", show: [["damped[i]"], ["rate_p[i]"], ["p[i]+1"]], pick: () => ["p", now() + 1, S.i, 0],
+    bars: () => ["p", "length of P", [now() + 1]], heading: "p′ (dashed) gets the length of the circle: P", draw: pass,
     say: "The next layer gets the momentum, brought to a fixed length: only its direction goes on. So paths bend slowly; friction slows the drift of its own layer alone.",
     alt: "The momentum, brought to a fixed length",
-    caption: () => `The thick arrow ends on the circle, ${show(far)} from the token, ${size(C.map((c) => V.damped(now(), S.i, c))) > far ? "shorter" : "longer"} than the dashed one: only the direction goes on to the next layer.`,
-  },
+    caption: () => `The thick arrow ends on the circle, ${show(far)} from the token, ${size(C.map((c) => V.damped(now(), S.i, c))) > far ? "shorter" : "longer"} than the dashed one: only the direction goes on to the next layer.` },
 ];
 
 const backward = [
-  {
-    title: "What is wished for", of: "SYMP.18", formula: "dx = x - goal", when: "last", show: [["x[i].last"], ["target"], ["dx[i].last"]], pick: () => ["dx", K.layers, S.i, steepest()], picture: wish,
+  { title: "What is wished for", of: "SYMP.18", formula: "dx = x - goal", when: "last", show: [["x[i].last"], ["target"], ["dx[i].last"]], pick: () => ["dx", K.layers, S.i, steepest()],
+    bars: () => [J.map((j) => (j === S.i ? size(C.map((c) => V.dx(K.layers, j, c))) : 0)), "|dx| after the last layer"], heading: "from the last place to what is wished for", draw: wish,
     say: () => `Suppose that ${word()} should have come to a goal, the cross. The loss is half the squared distance after the last layer, and its gradient is the difference.`,
     alt: "The last places of the tokens, and an arrow to the goal",
-    caption: () => `The arrow from ${word()} to the cross is −dx, ${show(size(C.map((c) => V.dx(K.layers, S.i, c))))} long. Drag the goal.`,
-  },
-  {
-    id: ["dSYMP.17", "dSYMP.h_x"], of: "SYMP.18", title: "To the velocity", when: "step", show: [["dx[i]+1"], ["dvelocity[i]"], ["dh_x"]], pick: () => ["dvelocity", now(), S.i, steepest()], picture: toVelocity,
+    caption: () => `The arrow from ${word()} to the cross is −dx, ${show(size(C.map((c) => V.dx(K.layers, S.i, c))))} long. Drag the goal.` },
+  { id: ["dSYMP.17", "dSYMP.h_x"], of: "SYMP.18", title: "To the velocity", when: "step", show: [["dx[i]+1"], ["dvelocity[i]"], ["dh_x"]], pick: () => ["dvelocity", now(), S.i, steepest()],
+    bars: ["dvelocity", "|d velocity|"], heading: "velocity (dashed), and where it should change", draw: pull("velocity"),
     say: "A velocity acted for a time h<sub>x</sub>, so it gets h<sub>x</sub> times the gradient of the place. The gradient of h<sub>x</sub> adds up, for all tokens, how far the velocity points where the loss grows.",
     alt: "Velocities, and arrows by which they should change",
-    caption: () => `${negligible("dvelocity") || "Arrows (−d): how velocities should change."} In this layer a longer drift h<sub>x</sub> would ${V.dh_x(now()) > 0 ? "raise" : "lower"} the loss.`,
-  },
-  {
-    id: "dSYMP.16", of: ["SYMP.17", "SYMP.19"], title: "To the momentum", when: "step", show: [["dvelocity[i]", "z[i]"], ["dp[i]+1", "along_p[i]"], ["ddamped[i]"]], pick: () => ["ddamped", now(), S.i, steepest()], picture: toMomentum,
+    caption: () => `${negligible("dvelocity") || "Arrows (−d): how velocities should change."} In this layer a longer drift h<sub>x</sub> would ${V.dh_x(now()) > 0 ? "raise" : "lower"} the loss.` },
+  { id: "dSYMP.16", of: ["SYMP.17", "SYMP.19"], title: "To the momentum", when: "step", show: [["dvelocity[i]", "z[i]"], ["dp[i]+1", "along_p[i]"], ["ddamped[i]"]], pick: () => ["ddamped", now(), S.i, steepest()],
+    bars: ["ddamped", "|dp′|"], heading: "of the move now (dashed), and with the next layer", draw: toMomentum,
     say: "The momentum was used twice: it moved the token now, and it was passed on to the next layer. Both gradients add up.",
     alt: "Arrows against the gradients of the momenta, of this layer and with the next",
-    caption: () => negligible("ddamped") || (now() === K.layers - 1 ? "No layer follows, so both arrows are the same: only the move in this layer counts." : "Dashed: because the momentum moves the token now. In full: with what it does in the next layers."),
-  },
-  {
-    id: ["dSYMP.14", "dSYMP.15"], of: "SYMP.16", title: "Through the friction", when: "step", show: [["ddamped[i]"], ["dkicked[i]"], ["ddamping", "dc_log"]], pick: () => ["dkicked", now(), S.i, steepest()], picture: throughFriction,
+    caption: () => negligible("ddamped") || (now() === K.layers - 1 ? "No layer follows, so both arrows are the same: only the move in this layer counts." : "Dashed: because the momentum moves the token now. In full: with what it does in the next layers.") },
+  { id: ["dSYMP.14", "dSYMP.15"], of: "SYMP.16", title: "Through the friction", when: "step", show: [["ddamped[i]"], ["dkicked[i]"], ["ddamping", "dc_log"]], pick: () => ["dkicked", now(), S.i, steepest()],
+    bars: ["dkicked", "|d kicked|"], heading: "before the friction (thick), after it (dashed)", draw: throughFriction,
     say: "Friction left a part of the momentum, and the same part of the gradient goes through.",
     alt: "The same arrows, shorter",
-    caption: () => negligible("ddamped") || `The gradients shrink as the momenta did, to ${percent(Math.exp(-V.damping(now())))}. In this layer more friction would ${V.ddamping(now()) > 0 ? "raise" : "lower"} the loss.`,
-  },
-  {
-    id: ["dSYMP.13", "dSYMP.12"], of: ["SYMP.14", "SYMP.13"], title: "To the force", when: "step", show: [["dkicked[i]"], ["dforce[i]"], ["dh_y"]], pick: () => ["dforce", now(), S.i, steepest()], picture: toForce,
+    caption: () => negligible("ddamped") || `The gradients shrink as the momenta did, to ${percent(Math.exp(-V.damping(now())))}. In this layer more friction would ${V.ddamping(now()) > 0 ? "raise" : "lower"} the loss.` },
+  { id: ["dSYMP.13", "dSYMP.12"], of: ["SYMP.14", "SYMP.13"], title: "To the force", when: "step", show: [["dkicked[i]"], ["dforce[i]"], ["dh_y"]], pick: () => ["dforce", now(), S.i, steepest()],
+    bars: ["dforce", "|d force|"], heading: "force (dashed), and where it should change", draw: pull("force"),
     say: "The force acted for a time h<sub>y</sub>, so its gradient is h<sub>y</sub> times that of the kicked momentum.",
     alt: "Forces, and arrows by which they should change",
-    caption: () => negligible("dforce") || `Dashed: the force on ${word()}. In full: how it should change. Here a longer kick would ${V.dh_y(now()) > 0 ? "raise" : "lower"} the loss.`,
-  },
-  {
-    id: ["dSYMP.11", "dSYMP.4"], of: "SYMP.12", title: "To who pushed", when: "step", show: [["v", "da[i]"], ["z[i]", "dout[i]"], ["dv"]], pick: () => ["da", now(), S.i, pusher()], picture: toPushers,
+    caption: () => negligible("dforce") || `Dashed: the force on ${word()}. In full: how it should change. Here a longer kick would ${V.dh_y(now()) > 0 ? "raise" : "lower"} the loss.` },
+  { id: ["dSYMP.11", "dSYMP.4"], of: "SYMP.12", title: "To who pushed", when: "step", show: [["v", "da[i]"], ["z[i]", "dout[i]"], ["dv"]], pick: () => ["da", now(), S.i, pusher()],
+    bars: ["da", "gradient da"], heading: "directions v, and their feet on the line of do", draw: toPushers,
     say: "A push is good if it points where the loss falls. Its strength gets this gradient, and its direction v the rest.",
     alt: "Directions of the tokens, each with its foot on the line of the gradient of the push",
-    caption: () => negligible("dforce", now(), [S.i]) || `The further a foot lies along do, the more a stronger push from there raises the loss: most that of ${names([before(S.i).reduce((a, j) => (V.da(now(), S.i, j) > V.da(now(), S.i, a) ? j : a))])}.`,
-  },
-  {
-    id: ["dSYMP.6", "dSYMP.10"], of: "SYMP.11", title: "To weights and speeds", when: "step", show: [["u", "da[i]", "dw[i]", "du"]], pick: () => ["dw", now(), S.i, pusher()], picture: toWeights,
+    caption: () => negligible("dforce", now(), [S.i]) || `The further a foot lies along do, the more a stronger push from there raises the loss: most that of ${names([before(S.i).reduce((a, j) => (V.da(now(), S.i, j) > V.da(now(), S.i, a) ? j : a))])}.` },
+  { id: ["dSYMP.6", "dSYMP.10"], of: "SYMP.11", title: "To weights and speeds", when: "step", show: [["u", "da[i]", "dw[i]", "du"]], pick: () => ["dw", now(), S.i, pusher()],
+    bars: ["dw", "gradient dw"], heading: "lines: |dw|, dashed below 0; size: |du|", draw: toWeights,
     say: "The strength was a weight times a factor of the speeds. The speed of a token is in all pushes on it, and in all pushes by it. A weight of a later token has a gradient, too, but stays 0.",
     alt: "Lines from the token that is followed, as wide as the gradients of its weights",
-    caption: () => negligible("dforce") || `Wide lines: weights of ${word()} that matter. Dashed: more of it lowers the loss. Large dots: tokens whose speed matters.`,
-  },
-  {
-    id: "dSYMP.p", of: ["SYMP.14", "SYMP.9"], title: "To the momentum that came in", when: "step", show: [["dkicked[i]"], ["du[i]", "z[i]", "p[i]"], ["dp[i]"]], pick: () => ["dp", now(), S.i, steepest()], picture: toIncoming,
+    caption: () => negligible("dforce") || `Wide lines: weights of ${word()} that matter. Dashed: more of it lowers the loss. Large dots: tokens whose speed matters.` },
+  { id: "dSYMP.p", of: ["SYMP.14", "SYMP.9"], title: "To the momentum that came in", when: "step", show: [["dkicked[i]"], ["du[i]", "z[i]", "p[i]"], ["dp[i]"]], pick: () => ["dp", now(), S.i, steepest()],
+    bars: ["dp", "|dp|"], heading: "momenta p (dashed), and where they should change", draw: toIncoming,
     say: "The incoming momentum remained after the kick, and it made the speed. This is what the layer before gets.",
     alt: "Momenta that came in, and arrows by which they should change",
-    caption: () => negligible("dp") || (now() === 0 ? "All rested at the start; the arrows say in which direction a momentum would have helped." : "Dashed: the momenta that came in. In full: how each should change, for the layer before."),
-  },
-  {
-    id: "dSYMP.7", of: "SYMP.7", title: "To the mass", when: "step", show: [["du[i]", "u[i]"], ["dlogz[i]"]], pick: () => ["dlogz", now(), S.i], picture: toMass,
+    caption: () => negligible("dp") || (now() === 0 ? "All rested at the start; the arrows say in which direction a momentum would have helped." : "Dashed: the momenta that came in. In full: how each should change, for the layer before.") },
+  { id: "dSYMP.7", of: "SYMP.7", title: "To the mass", when: "step", show: [["du[i]", "u[i]"], ["dlogz[i]"]], pick: () => ["dlogz", now(), S.i],
+    bars: ["dlogz", "gradient dlog z"], heading: "dashed: what mass should become", draw: toMass,
     say: "A heavier token is pushed more, moves more slowly, and has a smaller u. The three count against each other.",
     alt: "The tokens with rings, larger or smaller than they are",
-    caption: () => (largestOf("dlogz") < 5e-5 ? "No mass matters to the loss here." : `A ring larger than its dot: more mass would lower the loss. Smaller: less mass would. It matters most for ${names([heaviest((j) => Math.abs(V.dlogz(now(), j)), J)])}.`),
-  },
-  {
-    id: "dSYMP.5", of: ["SYMP.6", "SYMP.7"], title: "To the scores", when: "step", show: [["w[i]", "dw[i]", "ds[i]"], ["dlogz[i]"]], pick: () => ["ds", now(), S.i, pusher()], picture: toScores,
+    caption: () => (largestOf("dlogz") < 5e-5 ? "No mass matters to the loss here." : `A ring larger than its dot: more mass would lower the loss. Smaller: less mass would. It matters most for ${names([heaviest((j) => Math.abs(V.dlogz(now(), j)), J)])}.`) },
+  { id: "dSYMP.5", of: ["SYMP.6", "SYMP.7"], title: "To the scores", when: "step", show: [["w[i]", "dw[i]", "ds[i]"], ["dlogz[i]"]], pick: () => ["ds", now(), S.i, pusher()],
+    bars: () => [seen((j) => V.ds(now(), S.i, j)), "gradient ds", of("ds")], heading: "lines: scores to be raised, dashed: lowered", draw: toScores,
     say: "Weights add up to one, so only what is beyond the mean counts. The gradient of the mass comes on top.",
     alt: "Lines from the token that is followed to those that it should attend to more, or less",
     caption: () => {
       const more = before(S.i).filter((j) => V.ds(now(), S.i, j) < -5e-4), less = before(S.i).filter((j) => V.ds(now(), S.i, j) > 5e-4);
       return !more.length && !less.length ? `No score of ${word()} in this layer needs to change.` : `${word()} should have a higher score with ${names(more) || "none"} (full lines), a lower one with ${names(less) || "none"} (dashed).`;
-    },
-  },
-  {
-    id: ["dSYMP.1", "dSYMP.2", "dSYMP.3"], of: "SYMP.5", title: "To the directions", when: "step", show: [["ds[i]", "k"], ["dq[i]"], ["dk[i]"], ["dv[i]"], ["dy[i]"]], pick: () => ["dy", now(), S.i, 0], picture: toDirections,
+    } },
+  { id: ["dSYMP.1", "dSYMP.2", "dSYMP.3"], of: "SYMP.5", title: "To the directions", when: "step", show: [["ds[i]", "k"], ["dq[i]"], ["dk[i]"], ["dv[i]"], ["dy[i]"]], pick: () => ["dy", now(), S.i, 0],
+    bars: ["dy", "|dy|"], heading: "directions, and where they should go: −dy", draw: toDirections,
     say: "A direction was a query, a key and a push: its gradient is the sum of the three.",
     alt: "Directions of the tokens on a circle, and arrows by which they should change",
-    caption: () => negligible("dy") || "Where the directions should go. Along the circle they turn; what would leave it, the norm takes out of the gradient of the place.",
-  },
-  {
-    id: "dSYMP.x", of: ["SYMP.1", "SYMP.18"], title: "To the places", when: "step", show: [["dy[i]", "along_y[i]"], ["dx[i]+1"], ["dx[i]"]], pick: () => ["dx", now(), S.i, steepest()], picture: toPlaces,
+    caption: () => negligible("dy") || "Where the directions should go. Along the circle they turn; what would leave it, the norm takes out of the gradient of the place." },
+  { id: "dSYMP.x", of: ["SYMP.1", "SYMP.18"], title: "To the places", when: "step", show: [["dy[i]", "along_y[i]"], ["dx[i]+1"], ["dx[i]"]], pick: () => ["dx", now(), S.i, steepest()],
+    bars: () => ["dx", "|dx|", [S.t]], heading: "where places should move: −dx", draw: toPlaces,
     say: "The place went on to the next layer, and its direction was compared. This is the gradient for the layer before.",
     alt: "The tokens, and arrows by which their places should move",
-    caption: caption,
-  },
+    caption: caption },
 ];
 
 const heaviest = (number, list = before(S.i)) => list.reduce((a, j) => (number(j) > number(a) ? j : a));

@@ -42,6 +42,7 @@ TOUR = Tour(
         "c_lin": 0.0001,
         "target": [0.3, 3.8, -2.9],
     },
+    table={"start": 20},
     instead="the definition moves tokens with momenta through layers, and a call of the core is one force, of their "
     "q, k and v alone",
     run=run,

@@ -1,15 +1,15 @@
 // The tour of Hopfield attention: formulas, cards, picture.
 
-const { q, k, v, x, s, w, r, p, o, energy, target, do: dout, dp, dr, dx, dw, ds } = F;
+const { q, k, v, x, s, w, r, p, o, energy, do: dout, dp, dr, dx, dw, ds } = F;
 const steps = () => K.updates, times = () => Array.from({ length: K.updates }, (_, t) => t);
 const softmax = (of, j) => div(exp(of(j)), sum(J.map((l) => exp(of(l)))));
 const centred = (weight, gradient, j) => mul(weight(j), sub(gradient(j), sum(J.map((l) => mul(weight(l), gradient(l))))));
 
+const draw = attention({ weights: () => J.map((j) => V.p(S.i, j)) }), { word } = draw;
+
 const quantities = {
-  q: { axes: "id", what: "query" },
+  ...GIVEN, do: draw.gradient,
   k: { axes: "jd", what: "key, a stored pattern" },
-  v: { axes: "je", what: "value" },
-  target: { axes: "e", symbol: "t", what: "wanted output" },
   x: { id: "HOP.3", axes: "Tid", passes: 1, what: "state", of: (t, i, c) => (t ? sum(J.map((j) => mul(w(t - 1, i, j), k(j, c)))) : q(i, c)) },
   s: { id: "HOP.1", axes: "tij", what: "score", of: (t, i, j) => mul(knob("beta"), dot(D.map((c) => x(t, i, c)), D.map((c) => k(j, c)))) },
   w: { id: "HOP.2", axes: "tij", what: "weight of a pattern", of: (t, i, j) => softmax((l) => s(t, i, l), j) },
@@ -20,7 +20,6 @@ const quantities = {
   r: { id: "HOP.4", axes: "ij", what: "score of the last state", of: (i, j) => mul(knob("beta"), dot(D.map((c) => x(steps(), i, c)), D.map((c) => k(j, c)))) },
   p: { id: "HOP.5", axes: "ij", what: "weight of a value", of: (i, j) => softmax((l) => r(i, l), j) },
   o: { id: "HOP.6", axes: "ie", what: "output", of: (i, c) => sum(J.map((j) => mul(p(i, j), v(j, c)))) },
-  do: { axes: "ie", what: "gradient of the output", of: (i, c) => (i === S.i ? sub(o(i, c), target(c)) : 0) },
   dv: { id: "dHOP.v", axes: "je", what: "gradient of a value", of: (j, c) => mul(p(S.i, j), dout(S.i, c)) },
   dp: { id: "dHOP.5", axes: "ij", what: "gradient of a weight of a value", of: (i, j) => dot(E.map((c) => dout(i, c)), E.map((c) => v(j, c))) },
   dr: { id: "dHOP.4", axes: "ij", what: "gradient of a score of the last state", of: (i, j) => centred((l) => p(i, l), (l) => dp(i, l), j) },
@@ -41,30 +40,28 @@ const quantities = {
   },
 };
 
-const largest = (list) => list.indexOf(Math.max(...list));
 const best = (t) => largest(J.map((j) => V.w(t, S.i, j)));
 const read = () => largest(J.map((j) => V.p(S.i, j)));
 const now = () => Math.min(S.t, K.updates - 1);
-const word = () => `<b>${DATA.tokens[S.i]}</b>`;
 
 const forward = [
   { id: "HOP.1", title: "Compare", when: "step", show: [["k", "s[i]"], ["x[i]"]], pick: () => ["s", now(), S.i, best(now())], say: () => `The keys are stored patterns. The state x of ${word()}, at first its query, is compared with each of them. β says how much a difference counts.` },
   { id: "HOP.2", title: "Weigh", when: "step", show: [["s[i]", "w[i]"]], pick: () => ["w", now(), S.i, best(now())], say: "A softmax makes weights of scores: what the state resembles most counts most." },
-  { id: "HOP.3", title: "Update", when: "step", show: [["w[i]", "k"], ["x[i]", "x+1[i]"]], pick: () => ["x", now() + 1, S.i, 0], say: "The next state is the mean of the patterns by these weights. Then all begins again from there." },
+  { id: "HOP.3", title: "Update", when: "step", show: [["w[i]", "k"], ["x[i]", "x[i]+1"]], pick: () => ["x", now() + 1, S.i, 0], say: "The next state is the mean of the patterns by these weights. Then all begins again from there." },
   {
     title: "Lower the energy", when: "step", label: "what each update lowers", formula: "E = |x|^2 / 2 - log(sum_j exp(beta x . k_j)) / beta",
-    show: [["energy[i]", "energy+1[i]"]], pick: () => ["energy", now() + 1, S.i],
+    show: [["energy[i]", "energy[i]+1"]], pick: () => ["energy", now() + 1, S.i],
     say: () => `Every update lowers this energy, by at least half the squared length of the step: here from ${show(V.energy(now(), S.i))} to ${show(V.energy(now() + 1, S.i))}. So states come to rest.`,
   },
   { id: ["HOP.4", "HOP.5"], title: "Read", when: "last", show: [["r[i]", "p[i]"]], pick: () => ["p", S.i, read()], say: "The last state is compared with all keys once more." },
-  { id: "HOP.6", title: "Mix", when: "last", show: [["p[i]", "v"], ["o[i]"]], pick: () => ["o", S.i, 0], say: "The output is the mean of the values by these weights. Without updates this is softmax attention." },
+  { id: "HOP.6", title: "Mix", bars: ["p", "weight p"], heading: "values, and their mean o", draw: (b) => draw.values(b, true).drawn, when: "last", show: [["p[i]", "v"], ["o[i]"]], pick: () => ["o", S.i, 0], say: "The output is the mean of the values by these weights. Without updates this is softmax attention." },
 ];
 const backward = [
-  { title: "What is wished for", of: "HOP.6", formula: "do = o - t", when: "last", show: [["o[i]", "do[i]"], ["target"]], pick: () => ["do", S.i, 0], say: () => `We wish that the output of ${word()} had been t. The loss is half the squared distance, so its gradient is the difference.` },
-  { id: "dHOP.v", of: "HOP.6", title: "To the values", when: "last", show: [["p[i]", "dv"], ["do[i]"]], pick: () => ["dv", read(), 0], say: "A value moved the output by its weight, so it gets that share of the gradient." },
+  { ...draw.wished("HOP.6", "p", "weight p"), when: "last" },
+  { id: "dHOP.v", of: "HOP.6", title: "To the values", bars: ["p", "weight p"], heading: "where each value should go: −dv", draw: draw.toValues, when: "last", show: [["p[i]", "dv"], ["do[i]"]], pick: () => ["dv", read(), 0], say: "A value moved the output by its weight, so it gets that share of the gradient." },
   { id: ["dHOP.5", "dHOP.4"], of: "HOP.5", title: "To the last scores", when: "last", show: [["p[i]", "dp[i]", "dr[i]"]], pick: () => ["dr", S.i, read()], say: "Weights add up to one, so only what a word does beyond the weighted mean counts." },
-  { id: "dHOP.3", of: "HOP.4", title: "To a state", when: "step", show: [["dx+1[i]", "k"]], pick: () => ["dx", now() + 1, S.i, 0], say: "A state moved the scores that read it, those of the next update or the last ones." },
-  { id: "dHOP.2", of: "HOP.3", title: "To the weights", when: "step", show: [["k", "dw[i]"], ["dx+1[i]"]], pick: () => ["dw", now(), S.i, best(now())], say: "A weight moved the state along its key." },
+  { id: "dHOP.3", of: "HOP.4", title: "To a state", when: "step", show: [["dx[i]+1", "k"]], pick: () => ["dx", now() + 1, S.i, 0], say: "A state moved the scores that read it, those of the next update or the last ones." },
+  { id: "dHOP.2", of: "HOP.3", title: "To the weights", when: "step", show: [["k", "dw[i]"], ["dx[i]+1"]], pick: () => ["dw", now(), S.i, best(now())], say: "A weight moved the state along its key." },
   { id: "dHOP.1", of: "HOP.2", title: "To the scores", when: "step", show: [["w[i]", "dw[i]", "ds[i]"]], pick: () => ["ds", now(), S.i, best(now())], say: "Again only what goes beyond the weighted mean counts. Where one weight is near 1 nothing is left: a state at rest hardly depends on where it came from." },
   { id: "dHOP.q", of: "HOP.1", title: "To the query", when: "first", show: [["dq[i]"]], pick: () => ["dq", S.i, 0], say: "The gradient of the first state is that of the query. The more updates, the less is left of it." },
   { id: "dHOP.k", of: "HOP.3", title: "To the keys", when: "first", show: [["dk"]], pick: () => ["dk", read(), 0], say: "A key was in the scores and in the mean of every update, and in the last scores: all these parts add up." },

@@ -1,17 +1,15 @@
 // The tour of power attention: formulas, cards, picture.
 
-const { q, k, v, s, w, z, o, target, do: dout, dz, dw, ds } = F;
+const { q, k, v, s, w, z, o, do: dout, dz, dw, ds } = F;
+
+const draw = attention({ weights: () => J.map((j) => V.w(S.i, j) / V.z(S.i)) }), { word } = draw;
 
 const quantities = {
-  q: { axes: "id", what: "query" },
-  k: { axes: "jd", what: "key" },
-  v: { axes: "je", what: "value" },
-  target: { axes: "e", symbol: "t", what: "wanted output" },
+  ...GIVEN, do: draw.gradient,
   s: { id: "POW.1", axes: "ij", what: "score", of: (i, j) => div(dot(D.map((c) => q(i, c)), D.map((c) => k(j, c))), sqrt(D.length)) },
   w: { id: "POW.2", axes: "ij", what: "weight", of: (i, j) => pow(s(i, j), knob("p")) },
   z: { id: "POW.3", axes: "i", what: "sum of the weights", of: (i) => sum(J.map((j) => w(i, j))) },
   o: { id: "POW.4", axes: "ie", what: "output", of: (i, c) => div(sum(J.map((j) => mul(w(i, j), v(j, c)))), z(i)) },
-  do: { axes: "ie", what: "gradient of the output", of: (i, c) => (i === S.i ? sub(o(i, c), target(c)) : 0) },
   dv: { id: "dPOW.v", axes: "je", what: "gradient of a value", of: (j, c) => div(mul(w(S.i, j), dout(S.i, c)), z(S.i)) },
   dz: { id: "dPOW.3", axes: "i", what: "gradient of the sum", of: (i) => neg(div(dot(E.map((c) => dout(i, c)), E.map((c) => o(i, c))), z(i))) },
   dw: { id: "dPOW.2", axes: "ij", what: "gradient of a weight", of: (i, j) => add(div(dot(E.map((c) => dout(i, c)), E.map((c) => v(j, c))), z(i)), dz(i)) },
@@ -20,28 +18,26 @@ const quantities = {
   dk: { id: "dPOW.k", axes: "jd", what: "gradient of a key", of: (j, c) => div(mul(ds(S.i, j), q(S.i, c)), sqrt(D.length)) },
 };
 
-const largest = (list) => list.indexOf(Math.max(...list));
 const best = () => largest(J.map((j) => V.w(S.i, j)));
 const most = () => largest(J.map((j) => Math.abs(V.ds(S.i, j))));
-const word = () => `<b>${DATA.tokens[S.i]}</b>`;
 const share = (j) => V.w(S.i, j) / V.z(S.i);
 
 const forward = [
-  { id: "POW.1", title: "Compare", show: [["k", "s[i]"], ["q[i]"]], pick: () => ["s", S.i, best()], say: () => `The query of ${word()} is compared with the key of every word, as in softmax attention.` },
+  { id: "POW.1", title: "Compare", bars: ["s", "score s"], heading: () => `the query of ${DATA.tokens[S.i]} and all keys`, draw: (b) => { const a = draw.arrows(b); return [a.drawn, a.feet()]; }, show: [["k", "s[i]"], ["q[i]"]], pick: () => ["s", S.i, best()], say: () => `The query of ${word()} is compared with the key of every word, as in softmax attention.` },
   {
     id: "POW.2", title: "Raise to a power", show: [["s[i]", "w[i]"]], pick: () => ["w", S.i, best()],
     say: "Softmax attention makes weights by exp, power attention by an even power. A score and its negative get the same weight: a word counts if its key points along the query or against it, and one at a right angle counts nothing. The larger p is, the more the largest scores stand out.",
   },
   { id: "POW.3", title: "Add up", show: [["w[i]"], ["z[i]"]], pick: () => ["z", S.i], say: "The weights of a query are added up." },
   {
-    id: "POW.4", title: "Mix", show: [["w[i]", "v"], ["o[i]", "z[i]"]], pick: () => ["o", S.i, 0],
+    id: "POW.4", title: "Mix", bars: ["w", "weight w"], heading: "values, and their mean o", draw: (b) => draw.values(b, true).drawn, show: [["w[i]", "v"], ["o[i]", "z[i]"]], pick: () => ["o", S.i, 0],
     say: "The output is the mean of the values by these weights. Each weight is a sum of products of coordinates, so the sum over words may be taken first: a state, which does not grow with the words, can be read by any query.",
   },
 ];
 const backward = [
-  { title: "What is wished for", of: "POW.4", formula: "do = o - t", show: [["o[i]", "do[i]"], ["target"]], pick: () => ["do", S.i, 0], say: () => `We wish that the output of ${word()} had been t. The loss is half the squared distance, so its gradient is the difference.` },
-  { id: "dPOW.v", of: "POW.4", title: "To the values", show: [["w[i]", "dv"], ["do[i]", "z[i]"]], pick: () => ["dv", best(), 0], say: "A value moved the output by its share of the weights, so it gets that share of the gradient." },
-  { id: ["dPOW.3", "dPOW.2"], of: "POW.3", title: "To the weights", show: [["v", "dw[i]"], ["do[i]"], ["dz[i]"]], pick: () => ["dw", S.i, best()], say: "A weight moved the output along its value; it also made the sum larger, and so all other shares smaller." },
+  draw.wished("POW.4"),
+  { id: "dPOW.v", of: "POW.4", title: "To the values", bars: ["w", "weight w"], heading: "where each value should go: −dv", draw: draw.toValues, show: [["w[i]", "dv"], ["do[i]", "z[i]"]], pick: () => ["dv", best(), 0], say: "A value moved the output by its share of the weights, so it gets that share of the gradient." },
+  { id: ["dPOW.3", "dPOW.2"], of: "POW.3", title: "To the weights", bars: ["dw", "gradient dw"], heading: "how far each value points along do", draw: draw.toWeights, show: [["v", "dw[i]"], ["do[i]"], ["dz[i]"]], pick: () => ["dw", S.i, best()], say: "A weight moved the output along its value; it also made the sum larger, and so all other shares smaller." },
   { id: "dPOW.1", of: "POW.2", title: "To the scores", show: [["s[i]", "dw[i]", "ds[i]"]], pick: () => ["ds", S.i, most()], say: "The power rule: p times the score to the power p - 1. It has the sign of the score. A score near 0 can hardly learn." },
   { id: "dPOW.q", of: "POW.1", title: "To the query", show: [["ds[i]", "k"], ["dq[i]"]], pick: () => ["dq", S.i, 0], say: "The gradient of the query is the sum of the keys, each times the gradient of its score, divided by √d as the scores were." },
   { id: "dPOW.k", of: "POW.1", title: "To the keys", show: [["ds[i]", "dk"], ["q[i]"]], pick: () => ["dk", most(), 0], say: () => `The gradient of a key is the query times the gradient of its score, divided by √d. The sum over i has one term, that of ${word()}.` },
@@ -73,7 +69,6 @@ tour({
     "Attention weighs the words that a word looks at. Softmax attention needs all keys for that, and their number grows with the text.",
     `Here a weight is an even power of the score, (q · k)<sup>p</sup>. That is a sum of products of coordinates of q and of k, so what words leave behind can be added up once, whatever a query asks. We follow ${word()}.`,
   ],
-  turn: "To learn is to change numbers so that a loss falls. So we ask of every number how the loss changes with it. That is its gradient, written with a d in front. The steps come in reverse.",
   quantities, forward, backward, picture, caption,
   height: (W) => (W < 420 ? 134 : Math.min(300, Math.round(W * 0.45))),
   label: () => `The weights of ${DATA.tokens[S.i]}: ${J.map((j) => `${DATA.tokens[j]} ${percents(J.map(share))[j]}`).join(", ")}.`,
