@@ -19,8 +19,9 @@ from refattn.golden.storage_types import spacing
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.adapters import call_manners
 from refattn.verify.adapters.adapter import CallError
-from refattn.verify.invariances import Found, answered, report
+from refattn.verify.invariances import answered, report
 from refattn.verify.outcome import CheckReport
+from refattn.verify.selfcheck.sections import Found
 from refattn.verify.user_cases import qkv
 
 SIZES = {"b": 3, "h": 4, "g": 2, "n_q": 70, "n_k": 133, "d": 64}

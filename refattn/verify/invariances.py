@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.adapters.adapter import CallError, call
-from refattn.verify.outcome import CheckReport, Decline, Result, Row
-from refattn.verify.selfcheck.sections import NotRun, one_line
+from refattn.verify.outcome import CheckReport, Decline, Result
+from refattn.verify.selfcheck.sections import Found, NotRun, Task
 
-Found = tuple[float, str]
 Tasks = Sequence[tuple[str, Callable[[], Found]]]
 
 
@@ -29,24 +29,16 @@ def answered(kernel: Any, *given: Any, partly: bool = False, **more: Any) -> Res
 
 
 def report(
-    mechanism: Mechanism,
-    label: str,
-    section: str,
-    tasks: Tasks,
-    progress: Callable[[Sequence[Any]], Iterable[Any]],
+    mechanism: Mechanism, label: str, section: str, tasks: Tasks, progress: Callable[[Sequence[Any]], Iterable[Any]]
 ) -> CheckReport:
     """Run tasks, each of which is a row."""
-    rows = tuple(_row(section, name, run) for name, run in progress(tasks))
-    return CheckReport(mechanism.name, label, False, rows, full=True)
+    listed = [Task(section, name, partial(_ended, run)) for name, run in tasks]
+    return CheckReport(mechanism.name, label, False, tuple(task.row() for task in progress(listed)), full=True)
 
 
-def _row(section: str, name: str, run: Callable[[], Found]) -> Row:
+def _ended(run: Callable[[], Found]) -> Found:
+    """Run a task; what is wrong with a call is told as it is."""
     try:
-        share, detail = run()
-    except NotRun as reason:
-        return Row(section, name, "not run", None, str(reason))
+        return run()
     except CallError as error:
-        return Row(section, name, "disagrees", math.inf, str(error))
-    except Exception as error:  # what it returned cannot be compared
-        return Row(section, name, "disagrees", math.inf, one_line(error))
-    return Row(section, name, "agrees" if share <= 1.0 else "disagrees", share, detail)
+        return math.inf, str(error)

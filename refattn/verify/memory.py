@@ -18,9 +18,9 @@ from refattn.args import checked
 from refattn.mechanisms.record import Case, Input, Mechanism
 from refattn.verify.adapters.adapter import CallError
 from refattn.verify.adapters.call_manners import TIMES
-from refattn.verify.invariances import Found, answered, report
+from refattn.verify.invariances import answered, report
 from refattn.verify.outcome import CheckReport, Truth
-from refattn.verify.selfcheck.sections import NotRun
+from refattn.verify.selfcheck.sections import Found, NotRun
 from refattn.verify.tolerance.budget import truth
 from refattn.verify.tolerance.compare import judge
 from refattn.verify.user_cases import qkv

@@ -13,15 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from refattn.mechanisms.record import Mechanism
 from refattn.mechanisms.wrong import Call, WrongKernel
 from refattn.verify.diagnose.known import Values
 from refattn.verify.diagnose.residuals import Residuals
+from refattn.verify.outcome import Floats
 from refattn.verify.tolerance.budget import evaluate
-
-Floats = NDArray[np.float64]
 
 KEYS = 2048
 """Keys up to which every left bound of a window is tried at once, on the last query."""

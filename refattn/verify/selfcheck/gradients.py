@@ -30,11 +30,12 @@ from refattn.golden.inputs import make
 from refattn.golden.storage_types import has_gradient
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.record import Case, Mechanism
+from refattn.verify.outcome import Floats
 from refattn.verify.selfcheck.probe import on_backend
 from refattn.verify.selfcheck.samples import shrunk
+from refattn.verify.traced import block_gradients
 from refattn.xp import Array, backend, device, namespace
 
-Floats = NDArray[np.float64]
 Arrays = Mapping[str, Array]
 
 TOLERANCES = {"differences": 1e-9, "autograd": 1e-12}
@@ -306,13 +307,6 @@ def _block_subject(mechanism: Mechanism, config: Any, context: list[str], name: 
 
     def backward(leaves: Arrays, upstream: Arrays, implementation: str) -> dict[str, Array]:
         params, state, saved = step(leaves)
-        d_state, d_read = block.read_backward(params, state, upstream["x"])
-        d_state, d_params, d_context = block.backward(params, saved, d_state)
-        d_x, d_start = block.start_backward(params, d_state)
-        gradients = tree.flatten({"x": d_x, "context": d_context, "params": d_params})
-        for extra in (d_read, d_start):
-            for leaf, value in tree.flatten({"params": extra}).items():
-                gradients[leaf] = gradients[leaf] + value
-        return gradients
+        return block_gradients(block, params, state, saved, upstream["x"])
 
     return Subject(name, tree.flatten(whole), forward, backward, ("auto",))

@@ -16,13 +16,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from refattn import philox
 from refattn.instruments.dual import Tangents, tangents
+from refattn.verify.outcome import Floats
 from refattn.verify.selfcheck.gradients import FLOOR, Subject
-
-Floats = NDArray[np.float64]
 
 TOLERANCE = 1e-12
 """Allowed difference of the two sides, relative to the sum of the sizes of their terms; derived as that of autograd."""
