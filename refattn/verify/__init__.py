@@ -15,7 +15,7 @@ Host side. Everything here knows mechanisms through their records alone. What to
    wrong kernels on purpose; `unasked.py` measures options that nobody asked for; `error_templates.py` knows what an
    error in each equation does; `residuals.py` and `nearest.py` find the one that explains best what was got,
    `substitution.py` the first value that does not follow from those before; `localise.py` says where; `suspects.py`
-   joins them; `correct_kernels.py` has some without any.
+   joins them.
 7. `report/`: `sections.py` has a report as data, with `diagnosis.py` and `suspects.py`; `tables.py` draws it as text,
    `page.py` as a page, `junit.py` as XML; golden vectors and traces as text (`texts.py` has what texts share).
 8. Tools on top: `user_cases.py`, shapes of the user's, and what an adapter states, which `found_supports.py` finds by
