@@ -22,7 +22,7 @@ from refattn.mechanisms.use_definition import own_call, reading
 from refattn.messages import meant
 from refattn.verify.freeze import recompute
 from refattn.verify.outcome import Row, Truth
-from refattn.verify.selfcheck import gradients, tangents
+from refattn.verify.selfcheck import gradients
 from refattn.verify.selfcheck.probe import Core, first_beyond, on_backend, on_device, same_bits, used_share
 from refattn.verify.selfcheck.properties import PROPERTIES
 from refattn.verify.selfcheck.samples import Sample, property_samples, sample, shrunk
@@ -197,7 +197,7 @@ def tasks(scope: Scope) -> Iterator[Task]:
         yield Task("gradients", f"{layer.title}, {way}", partial(_gradients, own, "core", way))
     for what in scope.parts if len(scope.owner.devices()) > 1 else ():
         yield Task("devices", f"{what}, {scope.owner.devices()[1]}", partial(_second_device, scope, what))
-    for what, way in itertools.product(scope.parts, tangents.WAYS if scope.owner.name == "numpy" else ()):
+    for what, way in itertools.product(scope.parts, gradients.WAYS if scope.owner.name == "numpy" else ()):
         yield Task("tangents", f"{what}, {way}", partial(_tangents, scope, what, way))
 
 
@@ -442,7 +442,7 @@ def _tangents(scope: Scope, what: str, way: str) -> Found:
     """Forward and backward on arrays that carry a derivative; in a sample one implementation each, in turn."""
 
     def compare(subject: gradients.Subject, implementation: str) -> Found:
-        return tangents.WAYS[way](subject, implementation) / tangents.TOLERANCE, f"implementation {implementation}"
+        return gradients.WAYS[way](subject, implementation) / gradients.OF_TANGENTS, f"implementation {implementation}"
 
     parts = []
     for n, subject in enumerate(scope.subjects(what)):
