@@ -7,7 +7,7 @@
     python -m tools.rates --scheduler tcp://10.0.0.1:8786 --keep rates    # on a Dask cluster: docs/campaigns.md
 
 A rate is of the mutants that are not equivalent, since those change no result. Honest runs are those of
-`refattn.verify.diagnose.correct_kernels`. The reasons why mutants are not caught stand in
+`tools.census`. The reasons why mutants are not caught stand in
 tests/mechanisms/NAME/survivors.py. The exit code is 1 where something was missed that exact arithmetic shows, or a rate
 is lower than it may be, or an honest run is rejected.
 """
@@ -36,9 +36,9 @@ from refattn.mechanisms.case_features import features
 from refattn.mechanisms.record import Case
 from refattn.mechanisms.wrong import WrongKernel
 from refattn.verify.bugs.fault import faults
-from refattn.verify.diagnose.correct_kernels import runs_with
-from refattn.verify.diagnose.mutants import Fate, census, kill_rate, mutants, truths_of
+from refattn.verify.diagnose.mutants import mutants
 from refattn.verify.outcome import Truth
+from tools.census import Fate, census, kill_rate, runs_with, truths_of
 
 PATHS = (
     "one query",

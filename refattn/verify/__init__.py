@@ -12,17 +12,17 @@ Host side. Everything here knows mechanisms through their records alone. What to
    `probe.py` and `samples.py`.
 5. `bugs/`, real bugs of flash kernels on an emulator.
 6. `diagnose/`, which error it is: `known.py` tries all that have a name, the known bugs among them; `mutants.py` are
-   wrong kernels on purpose; `unasked.py` measures options that nobody asked for; `error_templates.py` knows what an
+   wrong kernels on purpose; `symptoms.py` reads errors off what was got; `error_templates.py` knows what an
    error in each equation does; `residuals.py` and `nearest.py` find the one that explains best what was got,
    `substitution.py` the first value that does not follow from those before; `localise.py` says where; `suspects.py`
-   joins them; `correct_kernels.py` has some without any.
+   joins them.
 7. `report/`: `sections.py` has a report as data, with `diagnosis.py` and `suspects.py`; `tables.py` draws it as text,
    `page.py` as a page, `junit.py` as XML; golden vectors and traces as text (`texts.py` has what texts share).
 8. Tools on top: `user_cases.py`, shapes of the user's, and what an adapter states, which `found_supports.py` finds by
    trial; `captured.py`, files of arrays, and dumps, whose names `names.py` guesses; `adapt.py`, a function called
    through a few words, which `adapters/find_words.py` finds by trial; `traced.py`, a run with every equation;
    `freeze.py`, golden vectors; `shrink.py`, the smallest case that fails; `large.py`, properties where no truth can be
-   afforded; `memory.py`, layouts and calls around a call; `bitwise.py`, the same bits; `plugin.py`, for pytest.
+   afforded; `invariances.py`, layouts and calls around a call, and the same bits; `plugin.py`, for pytest.
 
 What users call is imported from here; nothing is loaded before it is asked for.
 """
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from refattn.verify.adapters.isolate import Isolated as Isolated
     from refattn.verify.adapters.program import Program as Program
     from refattn.verify.adapters.sharded import load as load
-    from refattn.verify.bitwise import verify_bitwise as verify_bitwise
     from refattn.verify.diagnose.suspects import locate as locate
+    from refattn.verify.invariances import verify_bitwise as verify_bitwise
+    from refattn.verify.invariances import verify_memory as verify_memory
     from refattn.verify.large import verify_large as verify_large
-    from refattn.verify.memory import verify_memory as verify_memory
     from refattn.verify.run import verify as verify
     from refattn.verify.run import verify_case as verify_case
     from refattn.verify.selfcheck.check import check as check
@@ -56,10 +56,10 @@ _HOMES = {
     "locate": "diagnose.suspects",
     "probe_conventions": "adapters.conventions",
     "verify": "run",
-    "verify_bitwise": "bitwise",
+    "verify_bitwise": "invariances",
     "verify_case": "run",
     "verify_large": "large",
-    "verify_memory": "memory",
+    "verify_memory": "invariances",
 }
 
 __all__ = sorted(_HOMES)

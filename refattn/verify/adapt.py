@@ -85,6 +85,7 @@ PLANES = ("mask", "bias", "keep")
 """Options that have a number for each pair of a query and a key, and broadcast."""
 
 SIZES = ("b", "h", "g", "n", "nq", "nk", "d", "e")
+WORDS = ("layout", "out", "lse", "framework", *"qkv", "full", "returns", "needs", "apart", "dtypes", *SIZES)
 BY_CALL = " *"
 """At the end of words: each call brings its own, as its option `words`. That is how `find_words` tries them."""
 FRAMEWORKS = ("numpy", "torch", "jax", "cupy")
@@ -237,24 +238,9 @@ def _types() -> tuple[str, ...]:
 
 def _option(part: str, name: str) -> str:
     if name not in OPTIONS:
-        words = (
-            "layout",
-            "out",
-            "lse",
-            "framework",
-            "q",
-            "k",
-            "v",
-            "full",
-            "returns",
-            "needs",
-            "apart",
-            "dtypes",
-            *SIZES,
-        )
-        near = meant(name, (*words, *OPTIONS))
+        near = meant(name, (*WORDS, *OPTIONS))
         raise WordError(
-            f"got {part!r}, needs a word ({', '.join(words)}) or an option of a mechanism{near or ', such as scale'}; "
+            f"got {part!r}, needs a word ({', '.join(WORDS)}) or an option of a mechanism{near or ', such as scale'}; "
             "an argument of the function's own is NAME:=JSON"
         )
     return name

@@ -13,7 +13,6 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from refattn.mechanisms.record import Case, Mechanism
 from refattn.messages import install, meant, shown
 from refattn.verify import run
 from refattn.verify.adapters.adapter import to_host
+from refattn.verify.layouts import brought_back
 from refattn.verify.names import meaning
 from refattn.verify.outcome import Outcome, Report, share_text
 from refattn.verify.user_cases import UserCaseError, designs, of_arrays, value_of
@@ -365,22 +365,30 @@ def _narrower(given: Mapping[str, NDArray[Any]], results: Mapping[str, NDArray[A
 # --- judged without a kernel
 
 
-class Stored:
-    """A kernel that has run: it gives what a file has, whatever it is asked."""
+class Returned:
+    """A kernel that has run: it returns what it returned, whatever it is asked."""
 
-    def __init__(self, one: Captured) -> None:
-        self.results = {name: _as_stored(name, x, one) for name, x in one.results.items()}
-        for name in one.case.given:
-            if name[:2] == "d_" and name != "d_out":
-                setattr(self, name, True)  # the upstream gradients that its gradients come from
+    def __init__(self, outputs: Any, gradients: Any) -> None:
+        self.outputs, self.gradients = outputs, gradients
 
-    def forward(self, q: Any, k: Any, v: Any, *, dtype: str, **options: Any) -> dict[str, Any]:
+    def forward(self, q: Any, k: Any, v: Any, *, dtype: str, **options: Any) -> Any:
         """Return its outputs."""
-        return {name: x for name, x in self.results.items() if name[:2] != "d_"}
+        return self.outputs
 
-    def backward(self, d_out: Any, **others: Any) -> dict[str, Any]:
+    def backward(self, d_out: Any, **others: Any) -> Any:
         """Return its gradients."""
-        return {name: x for name, x in self.results.items() if name[:2] == "d_"}
+        return self.gradients
+
+
+def stored(one: Captured) -> Returned:
+    """Return the kernel whose results a file has."""
+    results = {name: _as_stored(name, x, one) for name, x in one.results.items()}
+    gradients = {name: x for name, x in results.items() if name[:2] == "d_"}
+    found = Returned({name: x for name, x in results.items() if name not in gradients}, gradients)
+    for name in one.case.given:
+        if name[:2] == "d_" and name != "d_out":
+            setattr(found, name, True)  # the upstream gradients that its gradients come from
+    return found
 
 
 def _as_stored(name: str, x: NDArray[Any], one: Captured) -> NDArray[Any]:
@@ -413,8 +421,9 @@ def judged(
     case, remarks = one.case, [*one.remarks]
     if len(tried) > 1 and outcome.failed and not any("are read as" in line for line in remarks):
         remarks.append("arrays are read as (batch, heads, tokens, width); --axes bnhd does otherwise")
-    if lies := _lies_otherwise(one):
-        back = replace(one, results={**one.results, "out": lies[1]})
+    out, needed = one.results["out"], (*case.inputs["q"].shape[:3], case.inputs["v"].shape[3])
+    if out.shape != needed and (lies := brought_back(out.shape, needed)):
+        back = replace(one, results={**one.results, "out": np.ascontiguousarray(lies[1](out))})
         again = _outcome(mechanism, back, rounding)
         if again.failed:
             one, outcome = back, again
@@ -439,7 +448,7 @@ def judged(
 
 def _outcome(mechanism: Mechanism, one: Captured, rounding: Iterable[str]) -> Outcome:
     grad = "d_out" in one.case.given and any(name[:2] == "d_" for name in one.results)
-    found = run.verify_case(mechanism, Stored(one), one.case, one.dtype, grad=grad, rounding=tuple(rounding))
+    found = run.verify_case(mechanism, stored(one), one.case, one.dtype, grad=grad, rounding=tuple(rounding))
     if found.status == "raises" and found.verdicts:  # gradients that the file lacks, which is no error of the kernel
         agrees = all(verdict.agrees for verdict in found.verdicts)
         return replace(found, status="agrees" if agrees else "disagrees", detail="")
@@ -454,22 +463,6 @@ def _off(outcome: Outcome) -> float:
     got, true = result.tensors["out"], truth.values["out"]
     off = np.sqrt(np.mean((got - true) ** 2)) if got.shape == true.shape and got.size else math.inf
     return float(off) if math.isfinite(off) else math.inf
-
-
-def _lies_otherwise(one: Captured) -> tuple[str, NDArray[Any]] | None:
-    """Return in words how the axes of an output lie that has another shape than it needs, and the output in order."""
-    out, needed = one.results["out"], (*one.case.inputs["q"].shape[:3], one.case.inputs["v"].shape[3])
-    if out.shape == needed:
-        return None
-    b, h, n, e = needed
-    if out.shape == (b, n, h * e):
-        return "its heads are merged into the width", np.ascontiguousarray(out.reshape(b, n, h, e).swapaxes(1, 2))
-    for i, j in combinations(range(len(needed)), 2):
-        exchanged = [*needed]
-        exchanged[i], exchanged[j] = needed[j], needed[i]
-        if out.shape == tuple(exchanged):
-            return f"axes {i} and {j} are exchanged", np.ascontiguousarray(np.swapaxes(out, i, j))
-    return None
 
 
 # --- a part of a long one, for suspects

@@ -21,7 +21,7 @@ from refattn.mechanisms.record import Case, Mechanism
 from refattn.verify.outcome import Truth
 from refattn.verify.selfcheck.probe import first_beyond, host, used_share
 from refattn.verify.selfcheck.samples import shrunk
-from refattn.verify.tolerance.budget import finite, truth
+from refattn.verify.tolerance.budget import finite, truth, wide
 from refattn.verify.tolerance.compare import BIAS, ELEMENT, ROW, WHOLE, compare
 from refattn.verify.traced import places
 
@@ -141,7 +141,7 @@ def _equations(
     """Return the value of every equation, all noises, and what the two derivations differ by."""
     assert exact.upstream is not None
     core, upstream = host(mechanism), {"d_out": exact.upstream}
-    inputs = {name: x.astype(np.float64) if has_gradient(x) else x for name, x in exact.inputs.items()}
+    inputs = wide(exact.inputs)
     with equations.trace() as traced:
         core(inputs, case.options, upstream)
     values = {id: np.asarray(x) for id, x in traced.items()}
@@ -195,7 +195,7 @@ def recompute(mechanism: Mechanism, golden: vectors.GoldenSet, entry: Mapping[st
         if name not in exact.inputs or not np.array_equal(x, exact.inputs[name], equal_nan=has_gradient(x)):
             return np.inf, f"{name}: the generator gives other numbers"
     assert exact.upstream is not None
-    inputs = {name: x.astype(np.float64) if has_gradient(x) else x for name, x in exact.inputs.items()}
+    inputs = wide(exact.inputs)
     with equations.trace() as traced:
         values = host(mechanism)(inputs, case.options, {"d_out": exact.upstream})
     if differ := set(traced) ^ set(entry["equations"]):

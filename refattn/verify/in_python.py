@@ -114,7 +114,7 @@ def verify(
         if "out" not in found[0].results:
             raise ValueError(f"inputs: got {', '.join(found[0].case.given)}, needs out to be judged, or a kernel")
         _, report, part = captured.judged(record, found, Path(inputs).name, asked["rounding"])
-        return _diagnosed(report, captured.Stored(found[0]), asked["rounding"], part)
+        return _diagnosed(report, captured.stored(found[0]), asked["rounding"], part)
     if not (isinstance(kernel, str) or callable(kernel) or hasattr(kernel, "forward")):
         needs = "a function, an object with forward, or a text such as 'mine.py:attend'; None needs inputs"
         raise TypeError(f"kernel: got {type(kernel).__name__}, needs {needs}")
@@ -217,7 +217,7 @@ def assert_close(
     upstream = {} if d_out is None else {"d_out": d_out}
     record, dtype = on_arrays(record, {"q": q, "k": k, "v": v, **upstream}, options)
     case = record.cases[0]
-    kernel = _Returned(out, gradients)
+    kernel = captured.Returned(out, gradients)
     outcome = run.verify_case(record, kernel, case, dtype, grad=gradients is not None, rounding=tuple(rounding))
     report = Report(record.name, "your result", gradients is not None, (outcome,), record=record)
     report = _diagnosed(report, kernel, tuple(rounding))
@@ -254,20 +254,6 @@ def on_arrays(record: Mechanism, named: Mapping[str, Any], options: Mapping[str,
     except UserCaseError as error:
         raise ValueError(str(error)) from error
     return replace(record, cases=(case,), kernel_sizes=()), dtype
-
-
-class _Returned:
-    """A kernel that has run: it returns what it returned."""
-
-    def __init__(self, out: Any, gradients: Any) -> None:
-        self.out = out
-        self.gradients = gradients
-
-    def forward(self, q: Any, k: Any, v: Any, *, dtype: str, **options: Any) -> Any:
-        return self.out
-
-    def backward(self, d_out: Any) -> Any:
-        return self.gradients
 
 
 def _diagnosed(

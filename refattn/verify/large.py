@@ -101,12 +101,8 @@ def causal(core: Core, s: Sample) -> float:
     tokens = s.inputs["q"].shape[2]
     options, worst = {**s.options, "causal": True}, 0.0
     for now in sorted({1, tokens // 2, tokens - 1}):
-        changed = {name: x.copy() for name, x in s.inputs.items()}
-        upstream = {name: x.copy() for name, x in s.upstream.items()}
-        for x in changed.values():
-            x[:, :, now:] += core.mechanism.perturbation
-        for x in upstream.values():
-            x[:, :, now:] = 0.0
+        changed = properties.raised(core, s.inputs, **dict.fromkeys(s.inputs, np.s_[:, :, now:]))
+        upstream = properties.silent_from(now, s.upstream)
         a, b = ({n: y[:, :, :now] for n, y in core(x, options, upstream).items()} for x in (s.inputs, changed))
         worst = max(worst, used_share(a, b, core.noise(s.inputs, options, upstream)))
     return worst
@@ -114,9 +110,7 @@ def causal(core: Core, s: Sample) -> float:
 
 def independent(core: Core, s: Sample) -> float:
     """The first head changes no other one."""
-    changed = {name: x.copy() for name, x in s.inputs.items()}
-    for x in changed.values():
-        x[:, :1] += core.mechanism.perturbation
+    changed = properties.raised(core, s.inputs, **dict.fromkeys(s.inputs, np.s_[:, :1]))
     a, b = ({n: y[:, 1:] for n, y in core(x, s.options, s.upstream).items()} for x in (s.inputs, changed))
     return used_share(a, b, core.noise(s.inputs, s.options, s.upstream))
 

@@ -10,7 +10,9 @@ turns with the position, e width of values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -156,6 +158,22 @@ def quantise(x: Rows, dtype: str, axes: Sequence[int]) -> tuple[Rows, Rows]:
     size = np.max(np.abs(x), axis=axes, keepdims=True, initial=0.0) / largest(dtype)
     factor = np.where(size == 0.0, 1.0, size).astype(np.float32)
     return round_to(x / factor.astype(np.float64), dtype).astype(np.float32), np.squeeze(factor, axis=axes)
+
+
+def brought_back(shape: tuple[int, ...], needed: tuple[int, ...]) -> tuple[str, Callable[[Rows], Rows]] | None:
+    """Return in words how the axes of another shape than (..., h, n, e) lie, and what brings an array back.
+
+    None where two exchanged axes, or heads that are merged into the width, do not explain it.
+    """
+    if len(needed) > 2 and shape == (*needed[:-3], needed[-2], needed[-3] * needed[-1]):
+        apart = (*needed[:-3], needed[-2], needed[-3], needed[-1])
+        return "its heads are merged into the width", lambda x: x.reshape(apart).swapaxes(-3, -2)
+    for one, other in combinations(range(len(needed)), 2):
+        exchanged = [*needed]
+        exchanged[one], exchanged[other] = needed[other], needed[one]
+        if shape == tuple(exchanged):
+            return f"axes {one} and {other} are exchanged", partial(np.swapaxes, axis1=one, axis2=other)
+    return None
 
 
 def _offsets(bias: Rows) -> list[int]:

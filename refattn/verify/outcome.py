@@ -10,6 +10,7 @@ import dataclasses
 import importlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,11 @@ class Truth:
     factors: dict[str, tuple[NDArray[Any], ...]] = field(default_factory=dict)
     times: dict[str, NDArray[Any]] = field(default_factory=dict)
     along: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+    def beside(self, **more: Mapping[str, Any]) -> Truth:
+        """Return the truth with more entries in some of its dicts, such as `values`."""
+        joined: dict[str, Any] = {name: {**getattr(self, name), **entries} for name, entries in more.items()}
+        return replace(self, **joined)
 
 
 def share_text(share: float) -> str:

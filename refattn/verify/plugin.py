@@ -42,6 +42,12 @@ class GoldenCase:
     def __str__(self) -> str:
         return f"{self.mechanism}-{self.case}-{self.dtype}"
 
+    @property
+    def _record(self) -> Mechanism:
+        from refattn.mechanisms import registry
+
+        return registry.mechanism(self.mechanism)
+
     @classmethod
     def named(cls, text: str) -> GoldenCase:
         """Return the case of a text such as "softmax-causal-float32"; without a type it is float32.
@@ -63,17 +69,13 @@ class GoldenCase:
     def inputs(self) -> dict[str, Any]:
         """The arrays that a kernel is given, by name: NumPy's, bfloat16 in float32."""
         from refattn.golden.inputs import make
-        from refattn.mechanisms import registry
 
-        record = registry.mechanism(self.mechanism)
-        return make(record.name, record.case(self.case), self.dtype)
+        return make(self._record.name, self._record.case(self.case), self.dtype)
 
     @property
     def options(self) -> Mapping[str, Any]:
         """The other arguments of the call."""
-        from refattn.mechanisms import registry
-
-        return registry.mechanism(self.mechanism).case(self.case).options
+        return self._record.case(self.case).options
 
     def check(
         self,
@@ -102,17 +104,15 @@ class GoldenCase:
         in_process
             Run it in this process: for a debugger.
         """
-        from refattn.mechanisms import registry
         from refattn.verify.run import verify_case
 
-        record = registry.mechanism(self.mechanism)
-        found = _loaded(kernel, timeout, in_process)
-        case = record.case(self.case)
-        outcome = verify_case(record, found, case, self.dtype, grad=grad, rounding=rounding)
+        found, case = _loaded(kernel, timeout, in_process), self._record.case(self.case)
+        outcome = verify_case(self._record, found, case, self.dtype, grad=grad, rounding=rounding)
         if outcome.status == "declined":
             pytest.skip(f"{DECLINED}{outcome.detail}")
         if outcome.status != "agrees":
-            pytest.fail(f"{self}: {'; '.join(outcome.told())}{_suspect(record, outcome, grad)}", pytrace=False)
+            told = "; ".join(outcome.told())
+            pytest.fail(f"{self}: {told}{_suspect(self._record, outcome, grad)}", pytrace=False)
         return outcome
 
 

@@ -21,12 +21,7 @@ AFFORDED = 1 << 19
 
 
 def least(
-    mechanism: Mechanism,
-    kernel: Any,
-    report: Report,
-    *,
-    rounding: tuple[str, ...] = (),
-    seconds: float = SECONDS,
+    mechanism: Mechanism, kernel: Any, report: Report, *, rounding: tuple[str, ...] = (), seconds: float = SECONDS
 ) -> tuple[Case, Outcome] | None:
     """Return the smallest case found that fails as the first one of a report does, and what was found.
 

@@ -375,18 +375,24 @@ def block_run(mechanism: Mechanism, dtype: str, backend: backends.Backend, **cho
             state, saved = block.forward(params, block.start(params, given["x"], context), context)
             out = block.read(params, state)
             between()
-            d_state, d_read = block.read_backward(params, state, given["d_out"])
-            d_state, d_params, _ = block.backward(params, saved, d_state)
-            d_x, d_start = block.start_backward(params, d_state)
-        gradients = tree.flatten({"d_params": d_params})
-        for extra in (d_read, d_start):
-            for name, more in tree.flatten({"d_params": extra}).items():
-                gradients[name] = gradients[name] + more
-        return {"out": out, "d_x": d_x, **gradients}
+            gradients = block_gradients(block, params, state, saved, given["d_out"])
+        return {"out": out, **{f"d_{n}": x for n, x in gradients.items() if n in given}}
 
     weights = {name: backend.to_numpy(w) for name, w in tree.flatten(template).items()}
     about = (mechanism.name, "block", "", dtype, backend.name)
     return Run(about, {"x": x, **weights, "d_out": d_out}, {"config": str(config)}, run)
+
+
+def block_gradients(block: Any, params: Any, state: Any, saved: Any, d_out: Array) -> dict[str, Array]:
+    """Return the gradients of one step of a block, from tokens to tokens, by "x", "context.NAME" and "params.NAME"."""
+    d_state, d_read = block.read_backward(params, state, d_out)
+    d_state, d_params, d_context = block.backward(params, saved, d_state)
+    d_x, d_start = block.start_backward(params, d_state)
+    gradients = tree.flatten({"x": d_x, "context": d_context, "params": d_params})
+    for extra in (d_read, d_start):
+        for name, more in tree.flatten({"params": extra}).items():
+            gradients[name] = gradients[name] + more
+    return gradients
 
 
 def record(

@@ -28,10 +28,9 @@ from refattn.golden.inputs import make
 from refattn.golden.storage_types import DTYPES, has_gradient
 from refattn.mechanisms.record import Case, Input, Mechanism
 from refattn.messages import meant, shown
+from refattn.verify.adapt import PLANES, SIZES
 from refattn.verify.selfcheck.samples import resized, resized_by
 from refattn.verify.selfcheck.samples import sizes_of as sizes_by_axes
-
-SIZES = ("b", "h", "g", "n", "nq", "nk", "d", "e")
 
 _NEEDS: dict[str, Any] = {key: Whole(0 if key in ("n", "nq", "nk") else 1, 1 << 31) for key in SIZES}
 _NEEDS |= {"logits": Real(), "mask": Real(0.0, 1.0)}
@@ -39,10 +38,7 @@ _NEEDS |= {"logits": Real(), "mask": Real(0.0, 1.0)}
 BY = {"head": 3, "channel": 4}
 """What numbers of each token may be for, and how many axes these have."""
 
-PLANE = ("mask", "bias", "keep")
-"""Arrays of pairs of queries and keys, which may be broadcast."""
-
-_BROADCAST = re.compile(rf"\b(?:{'|'.join(PLANE)})=(?:[0-9.eE+-]+:)?[b1],[h1],[qi1],[kj1](?=,|$)")
+_BROADCAST = re.compile(rf"\b(?:{'|'.join(PLANES)})=(?:[0-9.eE+-]+:)?[b1],[h1],[qi1],[kj1](?=,|$)")
 """An array of pairs with its axes: mask=0.7:b,h,1,k; 1 is an axis that is broadcast."""
 
 _EQUAL = re.compile(r"\s*(b|h|g|nq|nk|d|e)\s*==?\s*(b|h|g|nq|nk|d|e)\s*")
@@ -201,7 +197,7 @@ def _without_axes(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str
     """Return what is given for arrays of pairs without their axes, and these: "bh1k" of mask=0.7:b,h,1,k."""
     plain: dict[str, Any] = dict(given)
     axes: dict[str, str] = {}
-    for name in [name for name in PLANE if isinstance(given.get(name), str | list)]:
+    for name in [name for name in PLANES if isinstance(given.get(name), str | list)]:
         text = given[name] if isinstance(given[name], str) else ":".join(map(str, given[name]))
         part, _, letters = text.replace(",", "").replace(" ", "").rpartition(":")
         if not re.fullmatch("[b1][h1][qi1][kj1]", letters):

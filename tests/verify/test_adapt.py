@@ -133,11 +133,7 @@ def test_the_options_are_those_of_all_mechanisms() -> None:
         ("square", "causal=causal:square", UNNAMED),
         ("padded", "k_lengths=attn_mask:keys_inverted causal=causal apart=causal+k_lengths", UNNAMED),
         ("Function.apply", "causal=causal scale=scale", UNNAMED),
-        (
-            "hidden",
-            "mask=mask:inverted bias=bias full=mask,bias n=%16 d=32,64 needs=e=d,h=g,nq=nk",
-            UNNAMED,
-        ),
+        ("hidden", "mask=mask:inverted bias=bias full=mask,bias n=%16 d=32,64 needs=e=d,h=g,nq=nk", UNNAMED),
     ],
 )
 def test_functions_in_words(name: str, words: str, declined: str, of_file: Callable[[str], str]) -> None:
@@ -211,11 +207,7 @@ def test_a_word_that_is_none_is_named(words: str, message: str) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    order=st.permutations("bhnd"),
-    merge=st.integers(0, 3),
-    sizes=st.tuples(*[st.integers(1, 4)] * 4),
-)
+@given(order=st.permutations("bhnd"), merge=st.integers(0, 3), sizes=st.tuples(*[st.integers(1, 4)] * 4))
 def test_every_layout_comes_back(order: list[str], merge: int, sizes: tuple[int, ...]) -> None:
     """An array that is laid out and brought back is what it was, in any order of axes, two of them merged or none."""
     groups = (*order[:merge], "".join(order[merge : merge + 2]), *order[merge + 2 :]) if merge < 3 else tuple(order)

@@ -11,11 +11,11 @@ import pytest
 import refattn as ra
 from refattn.mechanisms.record import Case, Input
 from refattn.verify.diagnose import mutants
-from refattn.verify.diagnose.correct_kernels import runs, runs_with
 from refattn.verify.outcome import Result
 from refattn.verify.report.page import row_shares
 from refattn.verify.tolerance.budget import truth
 from refattn.verify.tolerance.compare import judge
+from tools.census import runs, runs_with
 from tools.honest_kernels import KERNELS, run
 
 RECORD = ra.mechanism("softmax")

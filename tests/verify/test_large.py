@@ -194,10 +194,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert found.exit_code == 0 and data["counts"] == {"agrees": 10, "disagrees": 0, "not run": 1}
     assert f"softmax on {file}:attend: agrees: 10 checks agree" in found.stderr
     for wrong, words in {
-        (
-            "--dtype",
-            "mxfp8",
-        ): "--dtype: got mxfp8, whose numbers have factors, needs --impl on designed cases",
+        ("--dtype", "mxfp8"): "--dtype: got mxfp8, whose numbers have factors, needs --impl on designed cases",
         ("--shape", "b=2"): "--large: got --shape 'b=2', needs the number of heads and the width",
     }.items():
         found = run("--impl", f"{file}:attend", "--large", "100", *wrong)

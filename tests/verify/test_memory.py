@@ -12,9 +12,8 @@ from click.testing import CliRunner
 
 import refattn as ra
 from refattn.cli import cli
-from refattn.verify import bitwise, memory
-from refattn.verify.bitwise import differing, verify_bitwise
-from refattn.verify.memory import verify_memory
+from refattn.verify import invariances
+from refattn.verify.invariances import differing, verify_bitwise, verify_memory
 from refattn.verify.outcome import CheckReport
 
 RECORD = ra.mechanism("softmax")
@@ -113,30 +112,30 @@ def status(report: CheckReport) -> dict[str, str]:
 
 @pytest.mark.parametrize("manner", FAULTS)
 def test_each_manner_shows_its_fault(manner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "MEANING", {manner: "", "reversed": ""})
-    monkeypatch.setattr(memory, "memory_cases", lambda mechanism: [RECORD.case("plain")])
+    monkeypatch.setattr(invariances, "MEANING", {manner: "", "reversed": ""})
+    monkeypatch.setattr(invariances, "memory_cases", lambda mechanism: [RECORD.case("plain")])
     assert status(verify_memory(RECORD, attend))[manner] == "agrees"
     found = verify_memory(RECORD, FAULTS[manner])
     assert status(found)[manner] == "disagrees" and found.exit_code == 1
 
 
 def test_what_nothing_attends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "MEANING", {})
+    monkeypatch.setattr(invariances, "MEANING", {})
     assert status(verify_memory(RECORD, attend)) == {"masked, large": "agrees", "masked, NaN": "not run"}
     assert status(verify_memory(RECORD, softly))["masked, large"] == "disagrees"
     assert "no convention forbids" in verify_memory(RECORD, attend).rows[1].detail
 
 
 def test_what_is_wrong_anyhow_is_not_blamed_on_a_manner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "MEANING", {"strided": ""})
+    monkeypatch.setattr(invariances, "MEANING", {"strided": ""})
     found = verify_memory(RECORD, lambda q, k, v, **o: 2 * attend(q, k, v, **o))
     assert (found.rows[0].status, found.rows[0].detail) == ("not run", "case memory-wide fails in C order, too")
 
 
 @pytest.mark.slow
 def test_a_backward_after_another_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "MEANING", {"interleaved": ""})
-    monkeypatch.setattr(memory, "memory_cases", lambda mechanism: [RECORD.case("plain")])
+    monkeypatch.setattr(invariances, "MEANING", {"interleaved": ""})
+    monkeypatch.setattr(invariances, "memory_cases", lambda mechanism: [RECORD.case("plain")])
     torch = pytest.importorskip("torch")
     held: dict[str, Any] = {}
 
@@ -189,7 +188,7 @@ class Counted:
 
 
 def test_equal_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bitwise, "SIZES", {"b": 2, "h": 2, "g": 1, "n_q": 19, "n_k": 23, "d": 8})
+    monkeypatch.setattr(invariances, "SIZES", {"b": 2, "h": 2, "g": 1, "n_q": 19, "n_k": 23, "d": 8})
     found = status(verify_bitwise(RECORD, one_by_one))
     assert {*found.values()} == {"agrees", "not run"} and found["padding by k_lengths"] == "not run"
     assert found["prefill and decode"] == found["padding by mask"] == found["chunk of queries"] == "agrees"
@@ -220,7 +219,7 @@ def test_how_far_bits_differ() -> None:
 
 
 def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "MEANING", {"strided": "every other element"})
+    monkeypatch.setattr(invariances, "MEANING", {"strided": "every other element"})
     file = tmp_path / "mine.py"
     file.write_text("import refattn as ra\ndef attend(q, k, v):\n    return ra.softmax.forward(q, k, v)[0]\n")
 
@@ -259,7 +258,7 @@ def test_a_stride_of_one_path_is_seen_in_the_cases_that_take_it(monkeypatch: pyt
     def in_order(x: Any) -> Any:
         return np.lib.stride_tricks.as_strided(x, x.shape, np.zeros(x.shape, x.dtype).strides)
 
-    monkeypatch.setattr(memory, "MEANING", {"transposed": ""})
+    monkeypatch.setattr(invariances, "MEANING", {"transposed": ""})
     for path in ("decode", "wide"):
         row = verify_memory(RECORD, faulty).rows[0]
         assert row.status == "disagrees" and f"memory-{path}" in row.detail

@@ -14,11 +14,12 @@ import refattn as ra
 from refattn import backends, equations
 from refattn.golden.storage_types import chop_to, round_to
 from refattn.verify.diagnose.changes import KINDS, applies, changed_by
-from refattn.verify.diagnose.mutants import census, kernel, kill_rate, mutants, storing
+from refattn.verify.diagnose.mutants import kernel, mutants, storing
 from refattn.verify.outcome import Truth
 from refattn.verify.selfcheck import gradients
 from refattn.verify.tolerance.budget import truth
 from refattn.verify.tolerance.compare import compare, judge
+from tools.census import census, kill_rate
 
 RECORD = ra.mechanism("softmax")
 

@@ -21,10 +21,11 @@ from matplotlib.lines import Line2D
 import refattn as ra
 from refattn.backends.blas import one_thread
 from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify.diagnose.mutants import census, kernel, mutants
+from refattn.verify.diagnose.mutants import kernel, mutants
 from refattn.verify.outcome import Result
 from refattn.verify.tolerance.budget import truth
 from refattn.verify.tolerance.compare import judge
+from tools.census import census
 from tools.draw.common import TEXT
 from tools.honest_kernels import KERNELS, run
 

@@ -219,6 +219,22 @@ def read_roundings(declared: Any, mechanism: Mechanism) -> dict[str, str]:
     return listed
 
 
+@dataclass(frozen=True)
+class Question:
+    """One call of a kernel: the arguments of `call`, where `derivatives` are those that are asked."""
+
+    inputs: Mapping[str, NDArray[Any]]
+    options: Mapping[str, Any]
+    dtype: str
+    upstream: NDArray[Any] | None
+    outputs: tuple[str, ...]
+    factors: Mapping[str, Sequence[NDArray[Any]]]
+    further: Mapping[str, NDArray[Any]]
+    along: Mapping[str, NDArray[Any]]
+    derivatives: tuple[str, ...]
+    manner: str
+
+
 @checked(spec=str)
 def load(spec: str, *, interrupts: bool = True) -> Any:
     """Return the kernel that ``MODULE:NAME`` or ``FILE.py:NAME`` names; a class is instantiated.
@@ -324,10 +340,11 @@ def call(
         Where it raises, changes its inputs, or returns anything but arrays, (out, lse) or `Decline`.
     """
     adapter = Adapter.of(kernel)
-    given = inputs, options, dtype, upstream, outputs, factors or {}, further or {}, along or {}, asked
+    given = inputs, options, dtype, upstream, outputs, factors or {}, further or {}, along or {}, asked, manner
+    question = Question(*given)
     elsewhere = getattr(adapter.kernel, "call_case", None)  # in another process: `refattn.verify.adapters.isolate`
     if elsewhere is not None:
-        found: Result | Decline = elsewhere(*given, manner)
+        found: Result | Decline = elsewhere(question)
         return found
     # Otherwise JAX turns float64 into float32 as it comes in; afterwards it is as it was.
     wide = backends.get("jax").with_float64() if dtype == "float64" and "jax" in sys.modules else nullcontext()
@@ -335,7 +352,7 @@ def call(
         try:
             device = devices.checked(adapter.framework, adapter.device)
             with devices.on(adapter.framework, device):
-                return _call(adapter, device, *given)
+                return _call(adapter, device, question)
         except Decline as error:
             return Decline(shown(error.reason))
         except CallError:
@@ -387,20 +404,8 @@ def _passed_on(error: BaseException, names: Iterable[str]) -> str:
     return name and f"it takes {name} and passes it on to what takes none: decline it, {hint} ({said})"
 
 
-def _call(
-    adapter: Adapter,
-    device: str | None,
-    inputs: Mapping[str, NDArray[Any]],
-    options: Mapping[str, Any],
-    dtype: str,
-    upstream: NDArray[Any] | None,
-    outputs: tuple[str, ...],
-    factors: Mapping[str, Sequence[NDArray[Any]]],
-    further: Mapping[str, NDArray[Any]],
-    along: Mapping[str, NDArray[Any]],
-    asked: tuple[str, ...],
-) -> Result | Decline:
-    kernel, framework = adapter.kernel, adapter.framework
+def _call(adapter: Adapter, device: str | None, question: Question) -> Result | Decline:
+    kernel, framework, dtype, outputs = adapter.kernel, adapter.framework, question.dtype, question.outputs
     forward = getattr(kernel, "forward", kernel)
     if why := interpreted.refused(dtype):
         return Decline(why)
@@ -409,13 +414,15 @@ def _call(
     told = "dtype" in adapter.parameters
     if not told and (dtype in SCALED or (dtype == "bfloat16" and framework not in devices.BFLOAT16)):
         return Decline(f"it takes no dtype=, and so cannot be told that its float32 arrays stand for {dtype}")
-    extra = {name: x for name, x in options.items() if name not in adapter.fixed}
-    if other := [name for name, x in adapter.fixed.items() if options.get(name) != x]:
+    extra = {name: x for name, x in question.options.items() if name not in adapter.fixed}
+    if other := [name for name, x in adapter.fixed.items() if question.options.get(name) != x]:
         return Decline(f"it always has {', '.join(f'{name}={adapter.fixed[name]}' for name in other)}")
     extra |= {"dtype": dtype} if told else {}
-    extra |= {name: tuple(_given(x, framework, "float32", device) for x in each) for name, each in factors.items()}
+    extra |= {
+        name: tuple(_given(x, framework, "float32", device) for x in each) for name, each in question.factors.items()
+    }
     held = "float32" if dtype in SCALED else dtype
-    arguments = {name: _given(x, framework, held, device) for name, x in inputs.items()}
+    arguments = {name: _given(x, framework, held, device) for name, x in question.inputs.items()}
     if lacking := adapter.lacks((*arguments, *extra)):
         by_name = ", and is called by name, attend(q=q, k=k, v=v)" if {"q", "k", "v"} & {*lacking} else ""
         return Decline(f"it takes no {', '.join(lacking)}{by_name}")
@@ -428,14 +435,15 @@ def _call(
     result = _named(returned, outputs)
     judged = tuple(name for name in result if name not in outputs)
     declined = ""
-    if upstream is not None or asked:
+    if question.upstream is not None or question.derivatives:
         library = type(result[outputs[0]]).__module__.partition(".")[0].replace("jaxlib", "jax")
         place = partial(_given, dtype=held, device=device)
-        again = Called(kernel, forward, inputs, extra, place, partial(_named, outputs=outputs), library)
-    if upstream is not None:
+        again = Called(kernel, forward, question.inputs, extra, place, partial(_named, outputs=outputs), library)
+    if question.upstream is not None:
         gradients: Mapping[str, Any] | Decline
         try:
-            gradients = _gradients(again, {f"d_{outputs[0]}": upstream, **further}, framework if device else None)
+            pulls = {f"d_{outputs[0]}": question.upstream, **question.further}
+            gradients = _gradients(again, pulls, framework if device else None)
         except Decline as error:
             gradients = error
         devices.wait()
@@ -443,8 +451,8 @@ def _call(
             declined = str(gradients.reason)
         else:
             result |= {f"d_{name}": x for name, x in gradients.items()}
-    if asked:
-        pushed, refused = derivatives(again, along, upstream, outputs, asked)
+    if question.derivatives:
+        pushed, refused = derivatives(again, question.along, question.upstream, outputs, question.derivatives)
         result, declined = result | pushed, "; ".join(filter(None, (declined, refused)))
     result |= {id: x for id, x in _intermediates(forward, kernel).items() if id not in result}
     changed = [name for name, x in arguments.items() if to_host(name, x).tobytes() != before[name]]

@@ -13,7 +13,6 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from refattn.golden import inputs as designed
 from refattn.golden.storage_types import TYPES, has_gradient, stored
@@ -21,7 +20,8 @@ from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism, Question
 from refattn.mechanisms.wrong import Call
 from refattn.verify.adapters.adapter import CallError, call
-from refattn.verify.outcome import Decline
+from refattn.verify.outcome import Decline, Floats
+from refattn.verify.tolerance.budget import wide
 
 EXPECTED = {
     "causal mask": "bottom-right",
@@ -40,7 +40,6 @@ EXPECTED = {
 WIDTH = 8
 """Of queries, keys and values: what kernels for an accelerator are made for at least."""
 
-Floats = NDArray[np.float64]
 Run = Callable[..., Mapping[str, Floats]]
 Answers = dict[str, str]
 
@@ -132,8 +131,8 @@ def _of_record(kernel: Any, record: Mechanism, question: Question, dtypes: tuple
                 continue
             if missing := [name for name in question.outputs if name not in found]:
                 return f"declined: it returns no {missing[0]}"
-            given = {name: x.astype(np.float64) if has_gradient(x) else x for name, x in given.items()}
-            readings = {one: _joined(values, question.outputs) for one, values in _readings(record, question, given)}
+            tried = _readings(record, question, wide(given))
+            readings = {one: _joined(values, question.outputs) for one, values in tried}
             answer = _which(_joined(found, question.outputs), found["unit"], readings)
     return answer
 

@@ -279,12 +279,11 @@ def _named(trial: _Trial, pattern: str) -> list[str]:
 
 @dataclass(frozen=True)
 class _Question:
-    """One way to pass an option: a word, a call that shows it, and what the reference is given for it."""
+    """One way to pass an option: a word, and a call that shows it; the reference is given the same options."""
 
     word: str
-    sizes: Mapping[str, int]
     options: Mapping[str, Any]
-    reading: Mapping[str, Any]
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 def _questions(trial: _Trial, option: str, name: str, forms: tuple[str, ...] = ()) -> Iterator[_Question]:
@@ -296,33 +295,25 @@ def _questions(trial: _Trial, option: str, name: str, forms: tuple[str, ...] = (
     if option == "causal":
         for form, sizes in (("bottom_right", {"nk": 2 * n}), ("top_left", {"nk": 2 * n}), ("square", {})):
             causal = "top_left" if form == "top_left" else True
-            yield _Question(f"causal={name}:{form}", sizes, {"causal": causal}, {"causal": causal})
-    elif option == "scale":
-        yield _Question(f"scale={name}", {}, {"scale": 0.07}, {"scale": 0.07})
-    elif option == "softcap":
-        yield _Question(f"softcap={name}", {}, {"softcap": 0.5}, {"softcap": 0.5})
+            yield _Question(f"causal={name}:{form}", {"causal": causal}, sizes)
     elif option == "mask":
         for form in [form for form in forms if form in adapt.FORMS["mask"]] or adapt.FORMS["mask"]:
-            yield _Question(f"mask={name}:{form}", {}, {"mask": mask}, {"mask": mask})
-    elif option == "bias":
-        bias = rng.normal(size=(b, h, n, n))
-        yield _Question(f"bias={name}", {}, {"bias": bias}, {"bias": bias})
+            yield _Question(f"mask={name}:{form}", {"mask": mask})
     elif option == "window":
-        both, past = {"window": (3, None)}, {"window": (4, None), "causal": True}
         for form in ("pair", "pair_none", "pair_large"):
-            yield _Question(f"window={name}:{form}", {}, both, both)
+            yield _Question(f"window={name}:{form}", {"window": (3, None)})
         for form in ("int", "left") if "+" not in name else ():
-            yield _Question(f"window={name}:{form}", {}, past, past)
-    elif option == "sink":
-        sink = np.linspace(-1.0, 2.0, h)
-        yield _Question(f"sink={name}", {}, {"sink": sink}, {"sink": sink})
-    elif option == "offset":
-        yield _Question(f"offset={name}", {}, {"offset": 3, "causal": True}, {"offset": 3, "causal": True})
+            yield _Question(f"window={name}:{form}", {"window": (4, None), "causal": True})
     elif option in ("q_lengths", "k_lengths"):
         lengths = np.arange(n - b + 1, n + 1, dtype=np.int64)
         for form in [form for form in forms if form in adapt.FORMS["k_lengths"]] or ["counts"]:
             word = f"{option}={name}" + (f":{form}" if form != "counts" else "")
-            yield _Question(word, {}, {option: lengths}, {option: lengths})
+            yield _Question(word, {option: lengths})
+    else:
+        values = {"scale": 0.07, "softcap": 0.5, "bias": rng.normal(size=(b, h, n, n)), "offset": 3}
+        values["sink"] = np.linspace(-1.0, 2.0, h)
+        more = {"causal": True} if option == "offset" else {}
+        yield _Question(f"{option}={name}", {option: values[option], **more})
 
 
 def _options(trial: _Trial, base: Found) -> None:
@@ -388,7 +379,7 @@ def _one_option(trial: _Trial, base: Found, option: str, name: str, *forms: str)
         given = trial.draw(**question.sizes)
         for full in ("", f"full={option}") if option in ("mask", "bias") else ("",):
             words = [*base.words, question.word, *([full] if full else [])]
-            error = trial.error(words, given, question.reading, **question.options)
+            error = trial.error(words, given, question.options, **question.options)
             if isinstance(error, str):
                 why = why or error
                 continue

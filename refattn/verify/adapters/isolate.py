@@ -10,14 +10,14 @@ import io
 import json
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from refattn.files import parse_json
-from refattn.verify.adapters import interpreted
+from refattn.verify.adapters import adapter, interpreted
 from refattn.verify.adapters.adapter import DECLARED, LARGEST, Adapter, CallError, LateCallError, LoadError, call
 from refattn.verify.adapters.sharded import load
 from refattn.verify.outcome import Decline, Result
@@ -81,30 +81,19 @@ class Isolated:
         """The end of what it has printed, with the tracebacks of what it raised."""
         return (self._said + ("" if self._worker is None else self._worker.err.text()))[-SAID:]
 
-    def call_case(
-        self,
-        inputs: Arrays,
-        options: Mapping[str, Any],
-        dtype: str,
-        upstream: NDArray[Any] | None,
-        outputs: tuple[str, ...],
-        factors: Mapping[str, Sequence[NDArray[Any]]],
-        further: Arrays,
-        along: Arrays,
-        asked: tuple[str, ...],
-        manner: str,
-    ) -> Result | Decline:
+    def call_case(self, question: adapter.Question) -> Result | Decline:
         """Do what `refattn.verify.adapters.adapter.call` does, over there."""
         if self._worker is None:
             try:
                 self._start()
             except LoadError as error:
                 raise CallError(f"cannot be started again: {error}") from error
-        pulls = {} if upstream is None else {"d_out": upstream, **further}
-        groups: dict[str, Arrays] = {"inputs": inputs, "pulls": pulls, "along": along}
-        groups |= {name: dict(zip("012", each, strict=False)) for name, each in factors.items()}
+        pulls = {} if question.upstream is None else {"d_out": question.upstream, **question.further}
+        groups: dict[str, Arrays] = {"inputs": question.inputs, "pulls": pulls, "along": question.along}
+        groups |= {name: dict(zip("012", each, strict=False)) for name, each in question.factors.items()}
         arrays = {f"{group}/{name}": x for group, named in groups.items() for name, x in named.items()}
-        about = {"options": dict(options), "dtype": dtype, "outputs": outputs, "asked": asked, "manner": manner}
+        about = {name: getattr(question, name) for name in ("dtype", "outputs", "derivatives", "manner")}
+        about["options"] = dict(question.options)
         answer, found = self._ask("call", about, arrays)
         self.reference = self.reference or bool(answer["reference"])
         self.interpreted = answer["interpreted"]
@@ -217,7 +206,7 @@ def _called(about: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> tuple[dic
         factors={name: tuple(each.values()) for name, each in groups.items()},
         further=pulls,
         along=along,
-        asked=tuple(about["asked"]),
+        asked=tuple(about["derivatives"]),
         manner=about["manner"],
         interrupts=False,
     )

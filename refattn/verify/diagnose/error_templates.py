@@ -20,13 +20,12 @@ from numpy.typing import NDArray
 from refattn import equations, philox
 from refattn.golden.storage_types import SCALED, TYPES, has_gradient, spacing
 from refattn.mechanisms.record import Case, Mechanism
+from refattn.mechanisms.wrong import Call
 from refattn.verify.diagnose.changes import Change, kinds
 from refattn.verify.diagnose.mutants import core_tags, lower_type
-from refattn.verify.outcome import Truth
+from refattn.verify.outcome import Floats, Truth
 from refattn.verify.tolerance.budget import SMALLEST, evaluate, rounded, rows, wide
 from refattn.verify.tolerance.quantised import products
-
-Floats = NDArray[np.float64]
 
 LARGE = 1e3
 """What stands for a NaN or an infinity that is not expected, in granted errors; a NaN is thrice that."""
@@ -74,6 +73,10 @@ class Templates:
         self.size = sum(x.size for x in self.targets.values())
         self._granted = {name: self._granted_of(name) for name in self.tensors}
         self._predicted: dict[str, dict[str, NDArray[np.float32]]] = {}
+
+    def call(self, grad: bool = True, **more: Any) -> Call:
+        """Return the call of the case, for a wrong kernel."""
+        return Call(self.inputs, self.case.options, self.upstream if grad else None, further=self.further, **more)
 
     def _granted_of(self, name: str) -> Floats:
         """Return the root mean square error that is granted to each element: at least its row's, with a rounding."""

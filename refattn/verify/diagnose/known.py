@@ -23,11 +23,10 @@ from refattn.verify.diagnose.changes import LAST, SECOND_HALF, first_alone, flip
 from refattn.verify.diagnose.error_templates import Templates
 from refattn.verify.diagnose.mutants import storing
 from refattn.verify.diagnose.residuals import Residuals
-from refattn.verify.outcome import Result, Truth
+from refattn.verify.outcome import Floats, Result, Truth
 from refattn.verify.tolerance.budget import evaluate
 from refattn.verify.tolerance.compare import judge
 
-Floats = NDArray[np.float64]
 Values = Mapping[str, Any]
 
 PROBES = 6
@@ -105,17 +104,8 @@ def errors_with_names(mechanism: Mechanism, without: Iterable[str] = ()) -> tupl
 def results_of(named: Named, templates: Templates, grad: bool) -> Values:
     """Return what a wrong kernel gives for a case, with gradients where asked and where it has some."""
     wrong, size = named
-    outputs = right_outputs(templates)
-    upstream = templates.upstream if grad else None
-    call = Call(
-        templates.inputs,
-        templates.case.options,
-        upstream,
-        templates.truth.stored["out"],
-        outputs=outputs,
-        further=templates.further,
-        times=templates.truth.times,
-    )
+    outputs, truth = right_outputs(templates), templates.truth
+    call = templates.call(grad, dtype=truth.stored["out"], outputs=outputs, times=truth.times)
     return (outputs if wrong.backward else {}) | {**wrong.results(call, size)}
 
 
@@ -362,13 +352,7 @@ def recomputed(one: Residuals) -> list[Values]:
     if flash(one.templates.mechanism.name) and one.templates.upstream is not None and {"out", *names} <= {*one.errors}:
         out = one.result.tensors["out"].astype(np.float64)
         lses = [one.truth.values["lse"]]
-        call = Call(
-            one.templates.inputs,
-            one.case.options,
-            one.templates.upstream,
-            size=(128, 128),
-            further=one.templates.further,
-        )
+        call = one.templates.call(size=(128, 128))
         lses += [one.result.tensors["lse"].astype(np.float64)] if "lse" in one.wrong else []
         for lse in lses:
             try:

@@ -9,16 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.diagnose.changes import Change
 from refattn.verify.diagnose.known import shares
 from refattn.verify.diagnose.residuals import Fit, Residuals, same_marks
-from refattn.verify.outcome import Line, Suspect
+from refattn.verify.outcome import Floats, Line, Suspect
 from refattn.verify.traced import places_to_read
-
-Floats = NDArray[np.float64]
 
 Options = frozenset[str]
 """The options of a case that are no arrays, each with its value, as text."""

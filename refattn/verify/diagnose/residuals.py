@@ -26,10 +26,8 @@ from numpy.typing import NDArray
 from refattn.golden.storage_types import round_to
 from refattn.mechanisms.record import Case
 from refattn.verify.diagnose.error_templates import Templates
-from refattn.verify.outcome import Result, Truth
+from refattn.verify.outcome import Floats, Result, Truth
 from refattn.verify.tolerance.compare import judge
-
-Floats = NDArray[np.float64]
 
 CASES = 4
 """Cases that are looked at: the smallest that fail, one for each set of equations that run, and some that agree."""

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from refattn import equations, philox
 from refattn.golden.storage_types import TYPES, round_to, spacing
@@ -22,11 +21,10 @@ from refattn.mechanisms.record import Mechanism
 from refattn.verify.diagnose.changes import Change
 from refattn.verify.diagnose.error_templates import Templates, differ, disturbances
 from refattn.verify.diagnose.mutants import core_tags
-from refattn.verify.outcome import Departure, Result, Truth
+from refattn.verify.outcome import Departure, Floats, Result, Truth
 from refattn.verify.tolerance.budget import DRAWS, SIGMA, disturbance, evaluate, finite, kernel_sizes, unit_of
 from refattn.verify.tolerance.compare import compare
 
-Floats = NDArray[np.float64]
 Values = dict[str, Floats]
 
 CLEAR = 10.0

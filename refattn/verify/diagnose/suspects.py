@@ -42,8 +42,7 @@ from refattn.verify.diagnose.residuals import (
     sparing,
 )
 from refattn.verify.diagnose.substitution import departure, earliest
-from refattn.verify.diagnose.symptoms import symptoms_of
-from refattn.verify.diagnose.unasked import unasked_of
+from refattn.verify.diagnose.symptoms import symptoms_of, unasked_of
 from refattn.verify.outcome import Report, Result, Suspect, Suspects, Truth
 
 SHOWN = 3

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from refattn.mechanisms.record import Mechanism
 from refattn.verify.adapters.conventions import expected
 from refattn.verify.diagnose.localise import in_words
+from refattn.verify.layouts import brought_back
 from refattn.verify.outcome import Outcome, Precision, Report, Verdict, share_text
 from refattn.verify.report.suspects import narrowed, nothing, told
 from refattn.verify.report.texts import cases_text, size
@@ -131,15 +131,8 @@ def _few(at: NDArray[np.int64]) -> str:
 def _other_axes(got: str, needed: str) -> str:
     """Return in a word how the axes of a wrong shape lie: ": axes 1 and 2 are exchanged", "" where it is no such."""
     has, needs = (tuple(map(int, re.findall(r"\d{1,18}", shape))) for shape in (got, needed))
-    merged = (*needs[:-3], needs[-2], needs[-3] * needs[-1]) if len(needs) > 2 else None
-    if has == merged:
-        return ": its heads are merged into the width"
-    for one, other in combinations(range(len(needs)), 2):
-        exchanged = [*needs]
-        exchanged[one], exchanged[other] = needs[other], needs[one]
-        if has == tuple(exchanged):
-            return f": axes {one} and {other} are exchanged"
-    return ""
+    lies = brought_back(has, needs)
+    return f": {lies[0]}" if lies else ""
 
 
 def causes(failed: list[Outcome]) -> list[str]:

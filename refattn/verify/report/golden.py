@@ -58,11 +58,7 @@ def cases(manifest: Mapping[str, Any], *, width: int = WIDE, colour: bool = Fals
 
 
 def arrays(
-    entry: Mapping[str, Any],
-    found: Mapping[str, tuple[str, NDArray[Any]]],
-    *,
-    width: int = WIDE,
-    colour: bool = False,
+    entry: Mapping[str, Any], found: Mapping[str, tuple[str, NDArray[Any]]], *, width: int = WIDE, colour: bool = False
 ) -> str:
     """Return the arrays of a case, with the range of their values."""
     rows = [

@@ -72,12 +72,7 @@ def escape(text: str) -> str:
     return html.escape(shown(text, LONGEST))
 
 
-def page(
-    report: Report,
-    mechanism: Mechanism,
-    producer: str,
-    instead: Sequence[Outcome] = (),
-) -> str:
+def page(report: Report, mechanism: Mechanism, producer: str, instead: Sequence[Outcome] = ()) -> str:
     """Return the page: the verdict, what fails as numbers, budget bars, heat maps, all cases, and versions.
 
     `producer` is the version of refattn; `instead` are outcomes of smaller cases in place of long ones, whose results
@@ -236,19 +231,11 @@ def _maps(report: Report) -> str:
             figures.append(f"<figure>{caption}{_map(heat[verdict.tensor])}</figure>")
     if not figures:
         return ""
-    scale = [
-        ("0", 0.0),
-        ("0.25", 0.25),
-        ("0.5", 0.5),
-        ("1", 1.0),
-        ("10", 10.0),
-        ("1000", 1000.0),
-        ("not finite", math.inf),
-    ]
+    scale = (0.0, 0.25, 0.5, 1.0, 10.0, 1000.0, math.inf)
     legend = "".join(
         f'<rect x="{90 * n}" y="2" width="14" height="14" stroke="#999" fill="{_colour(share)}"/>'
-        f'<text x="{90 * n + 20}" y="14">{text}</text>'
-        for n, (text, share) in enumerate(scale)
+        f'<text x="{90 * n + 20}" y="14">{f"{share:g}" if math.isfinite(share) else "not finite"}</text>'
+        for n, share in enumerate(scale)
     )
     scaled = f'<div class="wide"><svg class="n" width="660" height="20" role="img">{legend}</svg></div>'
     text = "Used share of what a row is allowed; batch and heads downwards, rows to the right."

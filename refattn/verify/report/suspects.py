@@ -44,10 +44,7 @@ def _departed(found: Suspects) -> Iterator[tuple[int, str]]:
     verdict = found.departure.verdict
     by = f"{verdict.share:.3g} of the allowed error" if math.isfinite(verdict.share) else verdict.statistic
     yield 2, f"given {', '.join(found.departure.given)}: the first that does not follow from those before it is"
-    yield (
-        2,
-        f"{verdict.place}: got {verdict.got}, follows {verdict.expected} ({by}, case {found.departure.case})",
-    )
+    yield (2, f"{verdict.place}: got {verdict.got}, follows {verdict.expected} ({by}, case {found.departure.case})")
     yield 2, "what computes it from them:"
     for line in found.between:
         yield 6, f"{line.id}  {line.formula}"

@@ -21,7 +21,7 @@ from refattn.mechanisms.record import Mechanism
 from refattn.verify.outcome import CheckReport, Row
 from refattn.verify.parallel import named
 from refattn.verify.selfcheck import sharded
-from refattn.verify.selfcheck.sections import NotRun, Scope, Task, one_line, small_tiles, tasks
+from refattn.verify.selfcheck.sections import Scope, Task, small_tiles, tasks
 
 
 def check(
@@ -76,7 +76,7 @@ def check(
     # Small tiles are for small arrays; over devices long ones are compiled, too.
     with owner.with_float64(), _quiet(owner) if mesh is None else owner.full_precision():
         listed = tasks(Scope(mechanism, owner, full)) if mesh is None else sharded.tasks(mechanism, mesh, full)
-        rows = tuple(_row(task) for task in progress(list(listed)))
+        rows = tuple(task.row() for task in progress(list(listed)))
     return CheckReport(mechanism.name, owner.name, require_all, rows, full)
 
 
@@ -157,13 +157,13 @@ def _run(name: str, backend: str, full: bool, part: Sequence[int]) -> list[tuple
     scope = _scope(name, backend, full)
     with scope.owner.with_float64(), _quiet(scope.owner):
         listed = list(tasks(scope))
-        return [astuple(_row(listed[n])) for n in part]
+        return [astuple(listed[n].row()) for n in part]
 
 
 def _lost(unit: Unit) -> list[tuple[Any, ...]]:
     name, backend, full, part = unit.arguments
     listed = list(tasks(_scope(name, backend, full)))
-    return [astuple(_failed(listed[n], many_runs.ENDED)) for n in part]
+    return [(listed[n].section, listed[n].name, "disagrees", math.inf, many_runs.ENDED) for n in part]
 
 
 @contextmanager
@@ -171,20 +171,6 @@ def _quiet(owner: backends.Backend) -> Iterator[None]:
     # Threads of BLAS that wait for each other make small products many times slower on a busy machine.
     with owner.full_precision(), _strictest(owner), small_tiles(owner), blas.one_thread():
         yield
-
-
-def _failed(task: Task, reason: str) -> Row:
-    return Row(task.section, task.name, "disagrees", math.inf, reason)
-
-
-def _row(task: Task) -> Row:
-    try:
-        share, detail = task.run()
-    except NotRun as reason:
-        return Row(task.section, task.name, "not run", None, str(reason))
-    except Exception as error:  # whatever a broken mechanism raises is a finding, not the end of the check
-        return _failed(task, one_line(error))
-    return Row(task.section, task.name, "agrees" if share <= 1.0 else "disagrees", share, detail)
 
 
 def _strictest(owner: backends.Backend) -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""Gradients three ways: by the hand-written backward, by differences, and by the autograd of torch.
+"""Gradients four ways: by the hand-written backward, by differences, by the autograd of torch, and by tangents.
 
 A `Subject` is a differentiable map of named arrays, its leaves, with its backward: a core on a designed case, or a
 block with its parameters, tokens and memory. The loss is the inner product of all its outputs with fixed upstream
@@ -11,6 +11,16 @@ elsewhere it is far below. The rounding of f costs about 2^-53 f / h = 5e-13 f, 
 a leaf of several elements that are small has half the step. Where a sample is enough, differences are taken along a few
 random directions of each leaf, of length 1, so that the same holds. Autograd has the rounding of float64 alone, as the
 hand-written backward has.
+
+Tangents are those of the forward on arrays that carry a derivative, and of the backward too. For a map with the
+Jacobian J, a direction t of its leaves and upstream gradients d of its outputs::
+
+    <d, J t> = <J^T d, t>        J t by the forward on dual arrays, J^T d by the hand-written backward
+    <u, H t> = <H u, t>          H t by the backward on dual arrays: the derivative of a gradient is symmetric
+
+The first compares a backward with the forward itself, in one call whatever the number of leaves; directions are random,
+so that an error of any element shows as its share of the sum. The second fails where a backward is no gradient of
+anything, and knows nothing of the forward. Both have the rounding of float64 alone, and need no other library.
 """
 
 from __future__ import annotations
@@ -28,13 +38,15 @@ from numpy.typing import NDArray
 from refattn import backends, philox, tree
 from refattn.golden.inputs import make
 from refattn.golden.storage_types import has_gradient
+from refattn.instruments.dual import Tangents, tangents
 from refattn.mechanisms.context import Context
 from refattn.mechanisms.record import Case, Mechanism
+from refattn.verify.outcome import Floats
 from refattn.verify.selfcheck.probe import on_backend
 from refattn.verify.selfcheck.samples import shrunk
+from refattn.verify.traced import block_gradients
 from refattn.xp import Array, backend, device, namespace
 
-Floats = NDArray[np.float64]
 Arrays = Mapping[str, Array]
 
 TOLERANCES = {"differences": 1e-9, "autograd": 1e-12}
@@ -306,13 +318,58 @@ def _block_subject(mechanism: Mechanism, config: Any, context: list[str], name: 
 
     def backward(leaves: Arrays, upstream: Arrays, implementation: str) -> dict[str, Array]:
         params, state, saved = step(leaves)
-        d_state, d_read = block.read_backward(params, state, upstream["x"])
-        d_state, d_params, d_context = block.backward(params, saved, d_state)
-        d_x, d_start = block.start_backward(params, d_state)
-        gradients = tree.flatten({"x": d_x, "context": d_context, "params": d_params})
-        for extra in (d_read, d_start):
-            for leaf, value in tree.flatten({"params": extra}).items():
-                gradients[leaf] = gradients[leaf] + value
-        return gradients
+        return block_gradients(block, params, state, saved, upstream["x"])
 
     return Subject(name, tree.flatten(whole), forward, backward, ("auto",))
+
+
+# --- tangents
+
+OF_TANGENTS = 1e-12
+"""Allowed difference of the two sides, relative to the sum of the sizes of their terms; derived as that of autograd."""
+
+
+def direction(subject: Subject, number: int) -> dict[str, Floats]:
+    """Return a random direction of all leaves."""
+    return {n: philox.normal(x.shape, seed=number, purpose=f"tangents.{n}") for n, x in subject.leaves.items()}
+
+
+def push(function: Callable[[Any, Tangents], Mapping[str, Any]], subject: Subject, along: Mapping[str, Floats]) -> Any:
+    """Return the values and the derivatives of named arrays that a function makes of the leaves."""
+    with tangents() as instrument:
+        found = function({n: instrument.array(x, along[n]) for n, x in subject.leaves.items()}, instrument)
+    return {n: x.value for n, x in found.items()}, {n: x.tangent for n, x in found.items()}
+
+
+def duality(subject: Subject, implementation: str) -> float:
+    """Return how far a backward is from the derivative of its forward, as a share of what is compared."""
+    upstream, along = subject.upstream(), direction(subject, 0)
+    values, moved = push(lambda leaves, _: subject.forward(leaves, implementation), subject, along)
+    gradients = subject.backward(subject.leaves, upstream, implementation)
+    left = [d * np.where(np.isfinite(values[n]), moved[n], 0.0) for n, d in upstream.items()]
+    return _apart(left, [gradients[n] * t for n, t in along.items()])
+
+
+def symmetry(subject: Subject, implementation: str) -> float:
+    """Return how far the derivative of a backward is from symmetric."""
+    upstream = subject.upstream()
+
+    def gradients(leaves: Any, instrument: Tangents) -> Mapping[str, Any]:
+        return subject.backward(leaves, {n: instrument.array(d) for n, d in upstream.items()}, implementation)
+
+    t, u = direction(subject, 0), direction(subject, 1)
+    values, by_t = push(gradients, subject, t)
+    _, by_u = push(gradients, subject, u)
+    # A second derivative that is 0 but for its rounding is judged beside the gradient.
+    least = FLOOR * sum(float(np.sum(np.abs(values[n] * t[n]))) for n in t)
+    return _apart([by_t[n] * u[n] for n in t], [by_u[n] * t[n] for n in t], least)
+
+
+WAYS: dict[str, Callable[[Subject, str], float]] = {"duality": duality, "symmetry": symmetry}
+
+
+def _apart(left: list[Any], right: list[Any], least: float = 0.0) -> float:
+    """Return the difference of two sums of products, as a share of the sizes of their terms."""
+    apart = abs(sum(float(np.sum(x)) for x in left) - sum(float(np.sum(x)) for x in right))
+    sizes = (sum(float(np.sum(np.abs(x))) for x in side) for side in (left, right))
+    return 0.0 if apart == 0.0 else apart / max(*sizes, least)

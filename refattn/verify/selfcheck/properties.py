@@ -141,7 +141,7 @@ def padding(core: Core, s: Sample) -> float:
     if "mask" in core.mechanism.defaults:
         mask = {"mask": s.inputs.get("mask", np.ones((1, 1, 1, 1), dtype=np.bool_)) & keep}
     hidden = np.s_[:, :, ~keep]
-    got = core({**_raised(core, s.inputs, k=hidden, v=hidden), **mask}, s.options, s.upstream)
+    got = core({**raised(core, s.inputs, k=hidden, v=hidden), **mask}, s.options, s.upstream)
     short = _keys(s.inputs, keep)
     noise = core.noise(short, s.options, s.upstream)
     share = used_share(_keys(got, keep), core(short, s.options, s.upstream), noise)
@@ -156,7 +156,7 @@ def sequence_padding(core: Core, s: Sample) -> float:
     for x in _with_tokens(core, upstream).values():
         x[:, :, ~keep] = 0.0  # its query may read
     hidden = np.s_[:, :, ~keep]
-    got = core({**_raised(core, s.inputs, k=hidden, v=hidden), "key_mask": masked}, s.options, upstream)
+    got = core({**raised(core, s.inputs, k=hidden, v=hidden), "key_mask": masked}, s.options, upstream)
     short, short_upstream = (_tokens(core, x, keep) for x in (s.inputs, upstream))
     noise = core.noise(short, s.options, short_upstream)
     share = used_share(_tokens(core, got, keep), core(short, s.options, short_upstream), noise)
@@ -169,7 +169,7 @@ def token_padding(core: Core, s: Sample) -> float:
     keep = philox.uniform((max(queries, keys),), seed=0, purpose="laws.padding") < 0.7
     rows, columns = keep[:queries], keep[:keys]
     mask = s.inputs.get("mask", np.ones((1, 1, 1, 1), dtype=np.bool_)) & rows[:, None] & columns
-    changed = _raised(core, s.inputs, q=np.s_[:, :, ~rows], k=np.s_[:, :, ~columns], v=np.s_[:, :, ~columns])
+    changed = raised(core, s.inputs, q=np.s_[:, :, ~rows], k=np.s_[:, :, ~columns], v=np.s_[:, :, ~columns])
     got = core({**changed, "mask": mask}, s.options, s.upstream)
     short, upstream = _keys(_queries(s.inputs, rows), columns), _queries(s.upstream, rows)
     noise = core.noise(short, s.options, upstream)
@@ -187,7 +187,7 @@ def empty(core: Core, s: Sample) -> float:
     mask[dead] = False
     x = {**s.inputs, "mask": mask}
     got = core(x, s.options, s.upstream)
-    louder = core(x, s.options, _raised(core, s.upstream, **dict.fromkeys(s.upstream, dead)))
+    louder = core(x, s.options, raised(core, s.upstream, **dict.fromkeys(s.upstream, dead)))
     infinite = 0.0 if np.all(got.get("lse", np.full(mask.shape, -math.inf))[dead] == -math.inf) else math.inf
     return max(infinite, _zero(got["out"][dead]), _zero(got["d_q"][dead]), same_bits(got, louder))
 
@@ -200,8 +200,8 @@ def causal(core: Core, s: Sample) -> float:
         for now in sorted({1, queries // 2, queries - 1}):
             seen = now + offset
             unseen = np.s_[:, :, seen:]
-            changed = _raised(core, s.inputs, q=np.s_[:, :, now:], k=unseen, v=unseen)
-            upstream = _silent_from(now, _with_tokens(core, s.upstream))
+            changed = raised(core, s.inputs, q=np.s_[:, :, now:], k=unseen, v=unseen)
+            upstream = silent_from(now, _with_tokens(core, s.upstream))
             results = [_with_tokens(core, core(x, options, upstream)) for x in (s.inputs, changed)]
             worst = max(worst, same_bits(*(_keys(_queries(x, slice(now)), slice(seen)) for x in results)))
             worst = max(worst, *(_zero(x[name][unseen]) for x in results for name in ("d_k", "d_v")))
@@ -216,7 +216,7 @@ def truncation(core: Core, s: Sample) -> float:
     worst = 0.0
     upstream = _with_tokens(core, s.upstream)
     for options, _ in _causalities(core, s):
-        long = core(s.inputs, options, _silent_from(queries - cut, upstream))
+        long = core(s.inputs, options, silent_from(queries - cut, upstream))
         short = core(_keys(_queries(s.inputs, rows), columns), options, _queries(upstream, rows))
         noise = core.noise(s.inputs, options, s.upstream)
         expected = _with_tokens(core, _keys(_queries(long, rows), columns))
@@ -242,8 +242,8 @@ def independent(core: Core, s: Sample) -> float:
     shared = s.inputs["q"].shape[1] // s.inputs["k"].shape[1]
     results = core(s.inputs, s.options, s.upstream)
     tensors = {name: x for name, x in results.items() if x.ndim > 2}
-    batch = core(_raised(core, s.inputs, **dict.fromkeys("qkv", np.s_[:1])), s.options, s.upstream)
-    heads = core(_raised(core, s.inputs, q=np.s_[:, :shared], k=np.s_[:, :1], v=np.s_[:, :1]), s.options, s.upstream)
+    batch = core(raised(core, s.inputs, **dict.fromkeys("qkv", np.s_[:1])), s.options, s.upstream)
+    heads = core(raised(core, s.inputs, q=np.s_[:, :shared], k=np.s_[:, :1], v=np.s_[:, :1]), s.options, s.upstream)
     first = {name: 1 if x.shape[1] == s.inputs["k"].shape[1] else shared for name, x in tensors.items()}
     return max(
         same_bits({name: x[1:] for name, x in tensors.items()}, {name: batch[name][1:] for name in tensors}),
@@ -334,7 +334,7 @@ def _per_query_head(x: NDArray[Any], inputs: Values) -> NDArray[Any]:
     return np.repeat(x, inputs["q"].shape[1] // x.shape[1], axis=1)
 
 
-def _raised(core: Core, arrays: Values, **at: Any) -> Values:
+def raised(core: Core, arrays: Values, **at: Any) -> Values:
     """Add what must not matter to parts of the named arrays."""
     changed = {name: arrays[name].copy() for name in at}
     for name, part in at.items():
@@ -342,7 +342,7 @@ def _raised(core: Core, arrays: Values, **at: Any) -> Values:
     return {**arrays, **changed}
 
 
-def _silent_from(now: int, upstream: Values) -> Values:
+def silent_from(now: int, upstream: Values) -> Values:
     """Return upstream gradients that are 0 from row `now` on."""
     changed = {name: x.copy() for name, x in upstream.items()}
     for x in changed.values():

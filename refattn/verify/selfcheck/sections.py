@@ -21,8 +21,8 @@ from refattn.mechanisms.record import Case, Mechanism, Unsupported
 from refattn.mechanisms.use_definition import own_call, reading
 from refattn.messages import meant
 from refattn.verify.freeze import recompute
-from refattn.verify.outcome import Truth
-from refattn.verify.selfcheck import gradients, tangents
+from refattn.verify.outcome import Row, Truth
+from refattn.verify.selfcheck import gradients
 from refattn.verify.selfcheck.probe import Core, first_beyond, on_backend, on_device, same_bits, used_share
 from refattn.verify.selfcheck.properties import PROPERTIES
 from refattn.verify.selfcheck.samples import Sample, property_samples, sample, shrunk
@@ -61,6 +61,16 @@ class Task:
     name: str
     run: Callable[[], Found]
 
+    def row(self) -> Row:
+        """Run it; whatever a broken mechanism or kernel raises is a finding, not the end of the check."""
+        try:
+            share, detail = self.run()
+        except NotRun as reason:
+            return Row(self.section, self.name, "not run", None, str(reason))
+        except Exception as error:
+            return Row(self.section, self.name, "disagrees", math.inf, one_line(error))
+        return Row(self.section, self.name, "agrees" if share <= 1.0 else "disagrees", share, detail)
+
 
 @dataclass(frozen=True)
 class Scope:
@@ -76,6 +86,11 @@ class Scope:
     full: bool = False
     truths: dict[str, Truth] = field(default_factory=dict)
     noises: dict[bytes, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What is differentiated: the core, if the mechanism has one, and the block."""
+        return ("block",) if self.mechanism.core is None else ("core", "block")
 
     @property
     def compiles(self) -> bool:
@@ -175,18 +190,15 @@ def tasks(scope: Scope) -> Iterator[Task]:
             yield Task("properties", invariant, partial(_property, scope, invariant))
     if mechanism.core is not None and scope.owner.name == "numpy":
         yield Task("vectors", "every stored case", partial(_vectors, scope))
-    for what, way in itertools.product(("core", "block"), gradients.TOLERANCES):
-        if what == "block" or mechanism.core is not None:
-            yield Task("gradients", f"{what}, {way}", partial(_gradients, scope, what, way))
+    for what, way in itertools.product(scope.parts, gradients.TOLERANCES):
+        yield Task("gradients", f"{what}, {way}", partial(_gradients, scope, what, way))
     for layer, way in itertools.product(mechanism.layers, gradients.TOLERANCES):
         own = replace(scope, mechanism=layer)
         yield Task("gradients", f"{layer.title}, {way}", partial(_gradients, own, "core", way))
-    for what in ("core", "block") if len(scope.owner.devices()) > 1 else ():
-        if what == "block" or mechanism.core is not None:
-            yield Task("devices", f"{what}, {scope.owner.devices()[1]}", partial(_second_device, scope, what))
-    for what, way in itertools.product(("core", "block"), tangents.WAYS if scope.owner.name == "numpy" else ()):
-        if what == "block" or mechanism.core is not None:
-            yield Task("tangents", f"{what}, {way}", partial(_tangents, scope, what, way))
+    for what in scope.parts if len(scope.owner.devices()) > 1 else ():
+        yield Task("devices", f"{what}, {scope.owner.devices()[1]}", partial(_second_device, scope, what))
+    for what, way in itertools.product(scope.parts, gradients.WAYS if scope.owner.name == "numpy" else ()):
+        yield Task("tangents", f"{what}, {way}", partial(_tangents, scope, what, way))
 
 
 def _implementation(scope: Scope, implementation: str, dtype: str) -> Found:
@@ -296,7 +308,7 @@ def _ids(scope: Scope) -> Found:
     """
     mechanism = scope.mechanism
     with equations.trace() as traced:
-        for what in ("core", "block") if mechanism.core is not None else ("block",):
+        for what in scope.parts:
             for subject in scope.subjects(what):
                 for implementation in subject.implementations:  # some have equations of their own
                     with suppress(Unsupported):
@@ -430,7 +442,7 @@ def _tangents(scope: Scope, what: str, way: str) -> Found:
     """Forward and backward on arrays that carry a derivative; in a sample one implementation each, in turn."""
 
     def compare(subject: gradients.Subject, implementation: str) -> Found:
-        return tangents.WAYS[way](subject, implementation) / tangents.TOLERANCE, f"implementation {implementation}"
+        return gradients.WAYS[way](subject, implementation) / gradients.OF_TANGENTS, f"implementation {implementation}"
 
     parts = []
     for n, subject in enumerate(scope.subjects(what)):

@@ -29,10 +29,8 @@ from refattn.instruments.products import products
 from refattn.instruments.sized import Sized, sizes
 from refattn.instruments.wrapper import plain
 from refattn.mechanisms.record import Case, Mechanism
-from refattn.verify.outcome import Truth
+from refattn.verify.outcome import Floats, Truth
 from refattn.verify.tolerance import quantised
-
-Floats = NDArray[np.float64]
 
 UNTAGGED = ("products", "q", "k", "v")
 """What may be declared to be rounded and is no equation."""
@@ -208,13 +206,7 @@ def with_equations(
     values, errors = disturbances(mechanism, case, dtype, _exact(known)[0], {}, roundings, seed, **more)
     values, errors = ({id: x[id] for id in types} for x in (values, errors))
     variance, bias = granted(values, errors, types, dtype)
-    return replace(
-        known,
-        values={**known.values, **values},
-        variance={**known.variance, **variance},
-        bias={**known.bias, **bias},
-        stored={**known.stored, **types},
-    )
+    return known.beside(values=values, variance=variance, bias=bias, stored=types)
 
 
 def disturbances(

@@ -9,7 +9,6 @@ operation of the definition is disturbed by random errors of the size of its rou
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -66,14 +65,7 @@ def with_derivatives(
     sizes = [np.abs(np.asarray(x, dtype=np.float64)) for x in inputs.values()]
     flushed = 2.0 ** TYPES[dtype].lowest * max(1.0, *(np.max(x, initial=0.0, where=x < 1e30) for x in sizes)) ** 2
     variance = {name: x + flushed**2 for name, x in variance.items()}
-    return replace(
-        truth,
-        values={**truth.values, **values},
-        variance={**truth.variance, **variance},
-        bias={**truth.bias, **bias},
-        stored={**truth.stored, **types},
-        along=along,
-    )
+    return truth.beside(values=values, variance=variance, bias=bias, stored=types, along=along)
 
 
 def _named(mechanism: Mechanism, found: Mapping[str, Any], asked: tuple[str, ...]) -> dict[str, Any]:

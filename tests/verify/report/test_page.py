@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -26,6 +25,7 @@ from refattn.verify.report import example, sections, tables
 from refattn.verify.report.page import COLUMNS, page, row_shares
 from refattn.verify.run import verify
 from refattn.verify.shrink import least
+from tools import chromium
 
 RECORD = ra.mechanism("softmax")
 FEW_NAMES = ("tiny", "causal-tail", "mask-keys", "softcap")
@@ -268,16 +268,8 @@ def test_a_report_without_numbers_is_a_page_too() -> None:
 def test_the_command_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("refattn.mechanisms.softmax.record", FEW)
     (tmp_path / "kernel.py").write_text("def attend(q, k, v, **options):\n    return q * 2\n")
-    arguments = [
-        "verify",
-        "softmax",
-        "--impl",
-        f"{tmp_path / 'kernel.py'}:attend",
-        "--in-process",
-        "--dtype",
-        "float32",
-        "--html",
-    ]
+    kernel = f"{tmp_path / 'kernel.py'}:attend"
+    arguments = ["verify", "softmax", "--impl", kernel, *"--in-process --dtype float32 --html".split()]
     found = CliRunner().invoke(cli, [*arguments, str(tmp_path / "out.html")])
     assert found.exit_code == 1 and "verify_case" in (tmp_path / "out.html").read_text()
     assert found.stdout.endswith(f"\nwrote {tmp_path / 'out.html'}\n")
@@ -285,32 +277,29 @@ def test_the_command_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert found.exit_code == 2 and "--html: got" in found.stderr
 
 
-@pytest.mark.slow
-def test_a_browser_shows_it(file: Path, tmp_path: Path) -> None:
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if browser is None:
+@pytest.fixture
+def browser(tmp_path: Path) -> list[str]:
+    """The command of a browser without a window."""
+    if (path := chromium.path()) is None:
         pytest.skip("there is no browser: apt-get install chromium")
+    return [path, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+
+
+@pytest.mark.slow
+def test_a_browser_shows_it(file: Path, tmp_path: Path, browser: list[str]) -> None:
     picture = tmp_path / "page.png"
-    options = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-    options += ["--enable-logging=stderr", "--window-size=1150,1400"]
-    seen = subprocess.run(
-        [browser, *options, "--dump-dom", file.as_uri()], capture_output=True, text=True, timeout=120, check=True
-    )
+    call = [*browser, "--enable-logging=stderr", "--window-size=1150,1400"]
+    seen = subprocess.run([*call, "--dump-dom", file.as_uri()], capture_output=True, text=True, timeout=120, check=True)
     assert "CONSOLE" not in seen.stderr
     assert "float32 d_k, case" in seen.stdout and "<svg" in seen.stdout and "rect" in seen.stdout
-    subprocess.run(
-        [browser, *options, f"--screenshot={picture}", file.as_uri()], capture_output=True, timeout=120, check=True
-    )
+    subprocess.run([*call, f"--screenshot={picture}", file.as_uri()], capture_output=True, timeout=120, check=True)
     data = picture.read_bytes()
     assert data.startswith(b"\x89PNG") and len(data) > 20_000
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wide", [360, 800])
-def test_nothing_is_cut_off_at_the_width_of_a_phone(file: Path, tmp_path: Path, wide: int) -> None:
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("there is no browser: apt-get install chromium")
+def test_nothing_is_cut_off_at_the_width_of_a_phone(file: Path, tmp_path: Path, browser: list[str], wide: int) -> None:
     frame = tmp_path / "frame.html"
     inner = escape(file.read_text(encoding="utf-8"))
     frame.write_text(f"""<iframe width="{wide}" height="900" srcdoc="{inner}"></iframe><script>
@@ -321,8 +310,7 @@ onload = () => {{
   document.title = `[${{root.scrollWidth}}] ${{out.map(x => x.tagName)}}`
 }}
 </script>""")
-    options = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-    call = [browser, *options, "--dump-dom", frame.as_uri()]
+    call = [*browser, "--dump-dom", frame.as_uri()]
     seen = subprocess.run(call, capture_output=True, text=True, timeout=120, check=True).stdout
     (width, out) = re.findall(r"<title>\[(\d+)\] ?(.*?)</title>", seen)[0]
     assert int(width) <= wide and not out

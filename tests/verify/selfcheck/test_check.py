@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -49,23 +49,14 @@ def row(section: str, name: str, record: Mechanism = RECORD, backend: str = "num
     scope = Scope(record, backends.get(backend), full=full)
     found = [task for task in tasks(scope) if (task.section, task.name) == (section, name)]
     assert len(found) == 1, (section, name)
-    return check_module._row(found[0])
+    return found[0].row()
 
 
 def test_numpy_agrees_with_itself(report: CheckReport) -> None:
     assert [r for r in report.rows if r.status != "agrees" and "torch" not in r.detail] == []
     assert report.exit_code == 0
     sections = {r.section for r in report.rows}
-    assert sections == {
-        "implementations",
-        "definition",
-        "loops",
-        "equations",
-        "properties",
-        "vectors",
-        "gradients",
-        "tangents",
-    }
+    assert sections == {*"implementations definition loops equations properties vectors gradients tangents".split()}
     assert {r.name for r in report.rows if r.section == "properties"} == set(RECORD.properties)
     assert {r.name for r in report.rows if r.section == "implementations"} == {
         f"{implementation}, {dtype}" for implementation in RECORD.implementations for dtype in ("float64", "float32")
@@ -86,13 +77,7 @@ def test_the_report_as_json(report: CheckReport) -> None:
     broken = replace(report, rows=(*report.rows, Row("properties", "some", "disagrees", math.inf, "")))
     data = json.loads(json.dumps(broken.to_json(), allow_nan=False))
     assert data["mechanism"] == "softmax" and data["backend"] == "numpy"
-    assert data["rows"][-1] == {
-        "section": "properties",
-        "name": "some",
-        "status": "disagrees",
-        "share": None,
-        "detail": "",
-    }
+    assert data["rows"][-1] == asdict(broken.rows[-1]) | {"share": None}
     assert data["counts"] == broken.counts()
     assert data["counts"]["disagrees"] == 1
     assert data["exit_code"] == 1
@@ -317,7 +302,7 @@ def absent() -> Any:
     [(absent, ("not run", None, "there is no such thing")), (lambda: (math.nan, ""), ("disagrees", math.nan, ""))],
 )
 def test_nan_never_agrees_and_what_cannot_run_says_why(run: Any, wanted: tuple[Any, ...]) -> None:
-    found = check_module._row(Task("properties", "some", run))
+    found = Task("properties", "some", run).row()
     assert repr((found.status, found.share, found.detail)) == repr(wanted)
 
 
