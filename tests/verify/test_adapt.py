@@ -96,6 +96,13 @@ def square(q, k, v, causal=False):
     return attention(q, k, v, causal=causal)[0]
 
 
+def astray(q, k, v, key_mask=None, causal=False):
+    """Right with as many queries as keys; its causal mask is shifted the wrong way with more keys."""
+    shift = q.shape[2] - k.shape[2]
+    mask = np.tril(np.ones((q.shape[2], k.shape[2]), bool), shift) if causal else np.ones((1, 1), bool)
+    return attention(q, k, v, mask=mask if key_mask is None else mask & key_mask[:, None, None, :])[0]
+
+
 class Function:
     @staticmethod
     def forward(context, q, k, v, causal=False, scale=None):
@@ -233,6 +240,7 @@ def test_every_layout_comes_back(order: list[str], merge: int, sizes: tuple[int,
         ),
         ("deaf", "mask=mask:bool needs=h=g"),
         ("square", "causal=causal:square"),
+        ("astray", "causal=causal:bottom_right k_lengths=key_mask:keys"),
         ("Function.apply", "causal=causal:bottom_right scale=scale"),
     ],
 )
@@ -243,6 +251,7 @@ def test_words_are_found(name: str, words: str, of_file: Callable[[str], str]) -
     said = {
         "leaking": "no form of window agrees",
         "padded": "causal and k_lengths are right alone; together they are off by",
+        "astray": "right with as many queries as keys; with twice as many keys off by",
         "deaf": "mask changes nothing: mask is ignored",
     }
     assert said.get(name, "") in " ".join(found.lines)
