@@ -1,6 +1,12 @@
 """Verification: of the reference by itself (`check`), and of foreign kernels against it (`verify`).
 
-Host side. Everything here knows mechanisms through their records alone. What to read, in this order:
+Host side. Everything here knows mechanisms through their records alone.
+
+A kernel goes this way: `adapters/load.py`, in the process that `adapters/isolate.py` starts; the designed cases of
+`cli/verify.py`; for each `run.verify_case`, `adapter.call` and `call_manners.around`, where the kernel is called;
+`tolerance/compare.judge`; if it fails, `diagnose/suspects.locate`; then the lines of `report/diagnosis.py`.
+
+What to read, in this order:
 
 1. `outcome.py`, the data: a truth, a result, the verdict on a tensor, outcomes and reports.
 2. `tolerance/`: `budget.py` measures what rounding may do to a result, `compare.py` judges a result by it; `sampled.py`
@@ -37,8 +43,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from refattn.verify.adapters.conventions import probe_conventions as probe_conventions
     from refattn.verify.adapters.isolate import Isolated as Isolated
+    from refattn.verify.adapters.load import load as load
     from refattn.verify.adapters.program import Program as Program
-    from refattn.verify.adapters.sharded import load as load
     from refattn.verify.diagnose.suspects import locate as locate
     from refattn.verify.invariances import verify_bitwise as verify_bitwise
     from refattn.verify.invariances import verify_memory as verify_memory
@@ -52,7 +58,7 @@ _HOMES = {
     "Isolated": "adapters.isolate",
     "Program": "adapters.program",
     "check": "selfcheck.check",
-    "load": "adapters.sharded",
+    "load": "adapters.load",
     "locate": "diagnose.suspects",
     "probe_conventions": "adapters.conventions",
     "verify": "run",

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from refattn.files import parse_json
 from refattn.verify.adapters import adapter, interpreted
 from refattn.verify.adapters.adapter import DECLARED, LARGEST, Adapter, CallError, LateCallError, LoadError, call
-from refattn.verify.adapters.sharded import load
+from refattn.verify.adapters.load import load
 from refattn.verify.outcome import Decline, Result
 from refattn.workers import SAID, EndedError, LateError, Worker
 
@@ -35,7 +35,7 @@ class Isolated:
     Parameters
     ----------
     spec
-        What `refattn.verify.adapters.sharded.load` takes.
+        What `refattn.verify.adapters.load.load` takes.
     seconds
         How long each call, with its gradients, may take.
     loading

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from refattn.shards import mesh
-from refattn.verify.adapters import adapter, interpreted, onnx_model
+from refattn.verify.adapters import adapter
 from refattn.verify.outcome import Decline
 from refattn.workers import Pipes, Worker
 
@@ -35,32 +35,7 @@ LAYOUTS = ("contiguous", "zigzag")
 PLANE = ("mask", "bias", "keep")
 
 
-def load(spec: str, *, interrupts: bool = True) -> Any:
-    """Return the kernel that a text names, as `adapter.load` does.
-
-    If it ends in ``@tokens=4``, the kernel runs on a mesh; in ``@triton`` or ``@pallas``, in this interpreter. A file
-    that ends in ``.onnx`` is a model: `onnx_model`.
-    """
-    place, _, text = spec.partition("@")
-    if place.endswith(onnx_model.ENDING):
-        try:
-            return onnx_model.load(place, text)
-        except onnx_model.ModelError as error:
-            raise adapter.LoadError(f"--impl {place}: {error}") from error
-    if not text:
-        return adapter.load(spec, interrupts=interrupts)
-    try:
-        if text.partition("=")[0] in interpreted.NAMES:
-            interpreted.start(text)
-            return adapter.load(place, interrupts=interrupts)
-        sizes = mesh.sizes_of(text)
-        _prepare(math.prod(sizes.values()))
-        return over(adapter.load(place, interrupts=interrupts), sizes, place)
-    except (ImportError, ValueError, interpreted.NoInterpreterError) as error:
-        raise adapter.LoadError(f"--impl {spec}: {error}") from error
-
-
-def _prepare(count: int) -> None:
+def prepare_devices(count: int) -> None:
     """See to virtual devices of a CPU before a file is loaded that may begin with JAX."""
     if "jax" not in sys.modules and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         flags = os.environ.get("XLA_FLAGS", ""), f"--xla_force_host_platform_device_count={count}"
