@@ -156,7 +156,7 @@ def printable(sample: bytes) -> str:
 def _report() -> Iterator[Report]:
     """Return a bar on a terminal, elsewhere lines at times."""
     if not is_terminal(sys.stderr):
-        from refattn.train.report import Lines
+        from refattn.train.progress import Lines
 
         yield Lines()
         return
@@ -170,7 +170,7 @@ def _report() -> Iterator[Report]:
 
 class _Bar:
     def __init__(self, bar: Any) -> None:
-        from refattn.train.report import Speed
+        from refattn.train.progress import Speed
 
         self.bar, self.task, self.speed = bar, None, Speed()
 

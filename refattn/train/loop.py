@@ -36,7 +36,7 @@ from refattn.train.folder import (
 )
 from refattn.train.interrupt import Stop, interruptible
 from refattn.train.optimiser import AdamWState, clip
-from refattn.train.report import Lines
+from refattn.train.progress import Lines
 from refattn.train.sample import generate
 from refattn.train.settings import Settings, from_json
 from refattn.train.step import loss_and_gradients, measured, score, to_tokens

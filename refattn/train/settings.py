@@ -18,8 +18,8 @@ from refattn.mechanisms import registry
 from refattn.mechanisms.record import Mechanism
 from refattn.messages import meant
 from refattn.train import growing
+from refattn.train.check_block import check_block
 from refattn.train.optimiser import AdamW, adaptive_rate, default_groups
-from refattn.train.probe import check_block
 from refattn.train.schedule import WarmupCosine
 from refattn.xp import backend, is_array
 

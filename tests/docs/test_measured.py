@@ -22,7 +22,7 @@ from refattn.mechanisms import precision
 from refattn.mechanisms.delta import core as delta
 from refattn.mechanisms.koopman import core as koopman
 from refattn.mechanisms.koopman.layer import draws
-from refattn.mechanisms.koopman.options import own
+from refattn.mechanisms.koopman.options import own_kernel
 from refattn.train import optimiser
 from tests.docs import test_said
 from tests.docs.test_said import GROWTH, JITTER, power
@@ -72,7 +72,7 @@ HELD: dict[str, list[tuple[str, Any]]] = {
         (f"key masks in all, causality; {power(test_said.USUAL['higher_order']['norm_eps'])} beside a biased", True),
         (f"again until psi is inverted, at most {TIE.candidates} times for an update", True),
         (f"| up to {koopman.CANDIDATES} candidates are drawn", True),
-        (f"checked on {own.POINTS} points to be symmetric", True),
+        (f"checked on {own_kernel.POINTS} points to be symmetric", True),
         (f"in units of the kernel's weight + 1: {', '.join(IN_BLOCKS)};", JITTER["float64"] < JITTER["float32"]),
         (f"damped, by {GROWTH.damping:g} of its mean eigenvalue", True),
         ("where the corrected step takes off 0.46 of it", "tests/experiments/test_growing.py"),

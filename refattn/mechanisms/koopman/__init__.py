@@ -6,9 +6,10 @@ What to read, in this order:
 - `dense`: the same with all options; a system of equations for every query.
 - `options`: a family of options in each file: kernels, spaces, fits, ridges, similarities, perturbations.
 - `core`: the public map of q, k and v: its options, their defaults and checks.
+- `rounding_error`: how far rounding may move the results of a call.
 - `layer.block`: projections around the core, the mechanism as a layer; `layer.draws`: random ridges and epsilons;
-  `layer.pointer`: a block whose last queries point at tokens, KOOP.pointed and KOOP.log_weights; `layer.decode`: what a
-  last query says about the next token.
+  `layer.pointer`: a block whose last queries point at tokens, KOOP.pointed and KOOP.log_weights; `layer.pointing`:
+  which token a last query points at, drawn or the likeliest; `layer.stream`: token by token, with a cache.
 - `implementations.shared`: the same numbers by one factorisation of the Gram matrix for all queries
   (`implementations.whitening`). `implementations.features`: by a matrix of constant size, if the kernel has finitely
   many features, for `layer.stream`.

@@ -22,11 +22,11 @@ from refattn.args import (
     naming,
 )
 from refattn.mechanisms.core_arguments import check_saved, enter, implementation_of, returned, upstream
-from refattn.mechanisms.koopman import definition, dense, precision
+from refattn.mechanisms.koopman import definition, dense, rounding_error
 from refattn.mechanisms.koopman.implementations import shared
 from refattn.mechanisms.koopman.options.fits import FITS, Fit, Stein
 from refattn.mechanisms.koopman.options.kernel import KERNELS, Kernel, Own, kernel_of
-from refattn.mechanisms.koopman.options.own import check_own
+from refattn.mechanisms.koopman.options.own_kernel import check_own
 from refattn.mechanisms.koopman.options.perturbation import (
     PERTURBATIONS,
     STALLED,
@@ -241,13 +241,13 @@ def forward(
 
     out, inner, taken = first_that_inverts(run, max(x.shape[0] for x in tables.values()), updates - 1)
     error, bound = inner.error, bound_of(q)
-    again = not equations.is_active() and precision.is_true(precision.suspects(error, out, bound))
+    again = not equations.is_active() and rounding_error.is_true(rounding_error.suspects(error, out, bound))
     if again:
-        doubtful = precision.suspects(error, out, bound)
-        others = [_again(chosen, *each, seen) for each in precision.repeats(wide, inner.options)]
-        found = precision.apart(out, [None if x is None else x[0] for x in others], -1)
+        doubtful = rounding_error.suspects(error, out, bound)
+        others = [_again(chosen, *each, seen) for each in rounding_error.repeats(wide, inner.options)]
+        found = rounding_error.apart(out, [None if x is None else x[0] for x in others], -1)
         error = namespace(out).where(doubtful, found, error)
-        report("out", error, bound, precision.needs_of(out), stacklevel=3)
+        report("out", error, bound, rounding_error.needs_of(out), stacklevel=3)
     rest = (given, inner, tables, taken, wide if again else None, seen)
     return call.back(out), Saved(chosen, inner.trajectory, error, tuple(out.shape), (q, k, v), *rest)
 
@@ -305,16 +305,16 @@ def backward(saved: Saved, d_out: Array) -> dict[str, Array]:
         implementation = IMPLEMENTATIONS[saved.implementation]
         gradients = equations.active(implementation).backward(saved.inner, d_wide)
         if saved.repeated is not None and not equations.is_active():
-            calls = precision.repeats(saved.repeated, saved.inner.options)
+            calls = rounding_error.repeats(saved.repeated, saved.inner.options)
             others = [_again(saved.implementation, *each, saved.seen) for each in calls]
             found = [None if x is None else implementation.backward(x[1], d_wide) for x in others]
             xp = namespace(d_wide)
             loss, arrays = xp.sum(xp.abs(d_wide * saved.trajectory[-1])), dict(zip("qkv", saved.repeated, strict=True))
             for name in ("q", "k", "v", *(name for name in saved.given if name in gradients)):
-                least = precision.FAINT * loss / (1.0 + (xp.max(xp.abs(arrays[name])) if name in arrays else 0.0))
+                least = rounding_error.FAINT * loss / (1.0 + (xp.max(xp.abs(arrays[name])) if name in arrays else 0.0))
                 each = [None if x is None else x[name] for x in found]
-                error = precision.apart(gradients[name], each, None, least)
-                report(f"gradient of {name}", error, bound_of(like), precision.needs_of(d_wide), stacklevel=4)
+                error = rounding_error.apart(gradients[name], each, None, least)
+                report(f"gradient of {name}", error, bound_of(like), rounding_error.needs_of(d_wide), stacklevel=4)
         for name, table in saved.tables.items():
             gradients |= {name: picked_backward(table, saved.chosen, gradients[name])} if saved.chosen else {}
     for name, shape in saved.given.items():

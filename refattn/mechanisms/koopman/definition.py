@@ -24,7 +24,7 @@ lists (row j of gram, KOOP.1; not g(c k), as g is not linear). The mixture of x 
 f = sum_o a_o g_o, then f(x) = sum_o g_o(x) a_o = c gram a^T = sum_j c_j f(k_j), but for jitter. f(x) = x is no such
 sum, as exp(...) is in every g_o and does not cancel: c k is not quite x (nearly, if x is near keys).
 
-The paper (G. Nan Tie 2024) replaces a layer's MLP, whose weights all queries share, by a map for each query. It has the
+The paper (N. Tie 2024) replaces a layer's MLP, whose weights all queries share, by a map for each query. It has the
 path, the lists, the operator, KOOP.15 with an open function psi, and no experiment (ours: docs/experiments/koopman.md).
 We chose x_1 = attended, exp, the fit (after M. Khosravi 2023), psi and defaults. Formulas are of one query in update m.
 

@@ -1,4 +1,4 @@
-"""Queries updated by a Koopman operator that is fitted to their own trajectory: the definition.
+"""Queries updated by a Koopman operator that is fitted to their own trajectory, with all options.
 
 Every query attends (update 1). From update 2 on, an operator K on functions is fitted to how the points x_0 ... x_L of
 its trajectory moved, l to l + 1, in the span of the observables g_o(x) = k(k_o, x), the kernel's sections at the keys
@@ -7,10 +7,11 @@ to where psi = a pi + b phi takes the value (K psi)(q'): an operator moves funct
 off its value of psi, which is one to one, as pi is, of which it is a perturbation. For a true operator of a map f,
 (K psi)(q') = psi(f(q')), and the query goes to f(q').
 
-The definition, the paper's own case, is `definition`; ids with numbers are its equations, and here they have options.
-Its n x n matrix (KOOP.7, KOOP.10 to KOOP.13) is not formed here: in the functions kappa, of which each transition has
-one, the operator is the l x l matrix R. Every update repeats KOOP.2 to KOOP.4 with the newest query x = q^{r-1}, and
-from the second on the others. J(i) are the keys that query i sees, and P_op = <g_o, pi_p> is (k_o)_p::
+The paper's own case is `definition`; ids with numbers are its equations, and here they have options. Its n x n matrices
+(KOOP.10, KOOP.11) and what is made of them (KOOP.12, KOOP.13) are not formed here; its mixtures (KOOP.7) are N. In the
+functions kappa, of which each transition has one, the operator is the l x l matrix R. Every update repeats KOOP.2 to
+KOOP.4 with the newest query x = q^{r-1}, and from the second on the others. J(i) are the keys that query i sees, and
+P_op = <g_o, pi_p> is (k_o)_p::
 
     [KOOP.1]  G_oo' = k(k_o, k_o') + delta I_oo'
     [KOOP.visible]  G_oo'^i = G_oo' if o, o' in J(i), else (1 + delta) I_oo'       what is called G from here on
@@ -96,7 +97,7 @@ from refattn.mechanisms.koopman.options.perturbation import Perturbation, certif
 from refattn.mechanisms.koopman.options.ridges import OneRidge, factor_of
 from refattn.mechanisms.koopman.options.similarity import Similarity
 from refattn.mechanisms.koopman.options.spaces import AtPoints, Observables, Projected, Space
-from refattn.mechanisms.koopman.precision import grown, unchanged
+from refattn.mechanisms.koopman.rounding_error import grown, unchanged
 from refattn.ops.solve import identity, solve
 from refattn.xp import Array, arange, max_last, namespace, transpose, zeros
 
@@ -119,7 +120,7 @@ class Options:
     perturbation: Perturbation
     epsilon: Array  # (updates - 1)
     certify: bool
-    nudge: Callable[[Array], Array] = unchanged  # of what rounding may move most, see `precision`
+    nudge: Callable[[Array], Array] = unchanged  # of what rounding may move most, see `rounding_error`
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ class Saved:
 
     @property
     def error(self) -> Array:
-        """What the norms say of the relative error of the last point, (b, h, i): see `precision.grown`."""
+        """What the norms say of the relative error of the last point, (b, h, i): see `rounding_error.grown`."""
         error = 0.0 * self.trajectory[0][..., 0]  # (b, h, i)
         for step in self.updates:
             size = namespace(error).linalg.matrix_norm(self.visible)  # (b, h, i)

@@ -1,6 +1,7 @@
 """The numbers that the mechanism has to reach, one test each, T1 to T22 and T7b, in float64.
 
-T14 to T17 and T19 are laws (`test_laws`), and so is T18 but for what is in test_gradients.py; T22 is in test_decode.py.
+T14 to T17 and T19 are laws (`test_laws`), and so is T18 but for what is in test_gradients.py; T22 is in
+test_pointing.py.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 
 import refattn as ra
 from refattn import backends
-from refattn.mechanisms.koopman.precision import Nudged, unchanged
+from refattn.mechanisms.koopman.rounding_error import Nudged, unchanged
 from refattn.mechanisms.precision import BOUND, PrecisionError, PrecisionWarning, report
 
 IMPLEMENTATIONS = ("dense", "shared")

@@ -36,7 +36,7 @@ from refattn.mechanisms.koopman.options.limited import Limited
 from refattn.mechanisms.koopman.options.perturbation import certify, invert, is_regular, left_of
 from refattn.mechanisms.koopman.options.ridges import factor_of
 from refattn.mechanisms.koopman.options.spaces import AtPoints, Observables
-from refattn.mechanisms.koopman.precision import grown
+from refattn.mechanisms.koopman.rounding_error import grown
 from refattn.ops.heads import repeat_heads, sum_heads
 from refattn.ops.masks import allowed_in_tile
 from refattn.ops.solve import condition, identity, solve
@@ -388,7 +388,7 @@ class Step:
         return xp.where(regular | (xp.abs(own) > 0.0), left, math.inf)
 
     def grown(self, error: Array) -> Array:
-        """Return the relative error of the root, by norms, for that of the points; see `precision.grown`."""
+        """Return the relative error of the root, by norms, for that of the points; see `rounding_error.grown`."""
         dual = self.dual if self.kappa is None else self.kappa.dual
         size = self.chunk.whitening.size
         return grown(error, self.lift, dual, self.inner, size, self.chunk.options, self.condition)

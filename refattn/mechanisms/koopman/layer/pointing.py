@@ -58,7 +58,7 @@ def point(
     Examples
     --------
     >>> import numpy as np, refattn as ra
-    >>> from refattn.mechanisms.koopman.layer.decode import point
+    >>> from refattn.mechanisms.koopman.layer.pointing import point
     >>> q, k = np.asarray([[[[1.0, 1.0]]]]), np.asarray([[[[3.0, 3.0], [1.0, 1.0]]]])
     >>> point(q, k)[0].tolist(), point(q, k, similarity="kernel", kernel="rbf(bandwidth=0.5, weight=9.0)")[0].tolist()
     ([[[0]]], [[[1]]])
