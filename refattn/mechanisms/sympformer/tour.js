@@ -32,7 +32,7 @@ const quantities = {
   logz: { id: "SYMP.7", axes: "ti", symbol: "log z", what: "logarithm of the mass", of: (t, i) => log(div(sum(before(i).map((j) => exp(s(t, i, j)))), i + 1)) },
   z: { axes: "ti", what: "mass", of: (t, i) => exp(logz(t, i)) },
   b: { id: "SYMP.8", axes: "tim", what: "where the momentum heads", of: (t, i, c) => p(t, i, c) },
-  e: { id: "SYMP.9", axes: "ti", what: "length of the momentum, squared", of: (t, i) => dot(C.map((c) => b(t, i, c)), C.map((c) => p(t, i, c))) },
+  e: { id: "SYMP.9", axes: "ti", what: "momentum, squared", of: (t, i) => dot(C.map((c) => b(t, i, c)), C.map((c) => p(t, i, c))) },
   u: { id: "SYMP.10", axes: "ti", what: "speed, squared", of: (t, i) => div(e(t, i), pow(z(t, i), 2)) },
   a: { id: "SYMP.11", axes: "tij", what: "how strongly j pushes i", of: (t, i, j) => mul(w(t, i, j), add(1, div(add(u(t, i), u(t, j)), 2))) },
   o: { id: "SYMP.12", axes: "tim", what: "push", of: (t, i, c) => mul(z(t, i), sum(before(i).map((j) => mul(a(t, i, j), v(t, j, c))))) },
@@ -116,9 +116,9 @@ const extents = {};
 const extent = () => (extents[JSON.stringify(K)] ??= [[far, far], [-far, -far], across(DATA.target), ...["x", "plain"].flatMap((name) => Array.from({ length: K.layers + 1 }, (_, t) => J.map((j) => placed(name, t, j))).flat())]);
 
 // The particles with their names, where they are at a time, after their ways.
-function particles(b, at, { name = "x", radius = () => 1, faded = () => false, where = (j) => between(name, at, j), ways = true, tag = "", points = extent() } = {}) {
+function particles(b, at, { name = "x", radius = () => 1, faded = () => false, where = (j) => between(name, at, j), ways = true, tag = "", points = extent(), taken = [] } = {}) {
   const area = plane(b.left, b.top, Math.min(b.size, b.wide), points, b.wide), place = (p) => [area.X(p), area.Y(p)], here = J.map(where), r = (j) => (b.quiet ? 3.5 : j === S.i ? 7 : 5.5) * radius(j);
-  const called = labels(b.left + b.wide, b.top + b.size, 13, here.map((p, j) => [area.X(p) - r(j), area.Y(p) - r(j), area.X(p) + r(j), area.Y(p) + r(j)]), b.left, b.top);
+  const called = labels(b.left + b.wide, b.top + b.size, 13, [...here.map((p, j) => [p, r(j)]), ...taken.map((p) => [p, 4])].map(([p, half]) => [area.X(p) - half, area.Y(p) - half, area.X(p) + half, area.Y(p) + half]), b.left, b.top);
   const path = (j) => [...Array.from({ length: Math.floor(at + 1e-9) + 1 }, (_, t) => placed(name, t, j)), here[j]].map(place);
   const ground = [area.ground, ways ? J.map((j) => line(`${tag}path.${j}`, path(j), { style: `stroke:${color(j)}`, "stroke-width": j === S.i ? 2.2 : 1.3, opacity: 0.6 })) : []];
   const dots = J.map((j) => [
@@ -146,7 +146,7 @@ function directions(b, more = {}) {
 const alone = { points: [[far, far], [-far, -far]] }; // where the circle is all that is drawn
 
 function look(b) {
-  const f = particles(b, within(), { ways: false }), d = directions(b);
+  const f = particles(b, within(), { ways: false, taken: flatly("y") }), d = directions(b);
   return [d.ground, J.map((j) => [line(`ray.${j}`, [d.zero, f.place(f.here[j]), f.place(d.here[j])], { class: "hair dashed", style: `stroke:${color(j)}` }), mark(`foot.${j}`, "circle", { cx: f.place(d.here[j])[0], cy: f.place(d.here[j])[1], r: b.quiet ? 2.5 : 4, class: "foot", style: `fill:var(--paper);stroke:${color(j)}`, "stroke-width": 2 })]), f.dots];
 }
 
@@ -155,10 +155,12 @@ function attend(b) {
   return [d.ground, J.map((j) => vector(`key.${j}`, ...d.zero, ...d.place(d.here[j]), { style: `stroke:${color(j)}`, opacity: j > S.i ? 0.3 : 1 })), feet(d.area, d.here, d.here[S.i], b.quiet), vector("query", ...d.zero, ...d.place(placed("q", now(), S.i)), { class: "vector thick" }), d.dots];
 }
 
-// Lines from the token that is followed to those that it sees, as wide as a number is large; dashed where it is below 0.
-function bonds(f, number) {
-  const numbers = J.map((j) => (j > S.i ? 0 : number(j))), largest = Math.max(1e-12, ...numbers.map(Math.abs));
-  return J.map((j) => line(`bond.${j}`, [f.place(f.here[S.i]), f.place(f.here[j])], { class: numbers[j] < 0 ? "flow dashed" : "flow", style: `stroke:${color(j)}`, "stroke-width": 9 * Math.abs(numbers[j] / largest) }));
+// Lines from the token that is followed to those that it sees, and a loop to itself, on the side where no other token is, as
+// wide as a number is large; dashed where it is below 0. Those of later tokens are pale, if they are drawn.
+function bonds(f, number, later = false) {
+  const numbers = J.map((j) => (j > S.i && !later ? 0 : number(j))), largest = Math.max(1e-12, ...numbers.map(Math.abs)), [x, y] = f.place(f.here[S.i]);
+  const [left, top, right, bottom] = f.area.box, r = 0.024 * (bottom - top), others = J.reduce((all, j) => all + f.place(f.here[j])[0], 0) / J.length, loop = (x > others && x < right - 4 * r) || x < left + 4 * r ? 1 : -1;
+  return J.map((j) => line(`bond.${j}`, j === S.i ? Array.from({ length: 25 }, (_, n) => [x + loop * 1.8 * r * (1 - Math.cos((n * Math.PI) / 12)), y + r * Math.sin((n * Math.PI) / 12)]) : [[x, y], f.place(f.here[j])], { class: numbers[j] < 0 ? "flow dashed" : "flow", style: `stroke:${color(j)}${j > S.i ? ";opacity:0.2" : ""}`, "stroke-width": Math.min(9, 0.03 * (bottom - top)) * Math.abs(numbers[j] / largest) }));
 }
 const heavy = (j) => Math.sqrt(V.z(now(), j)) * 1.3;
 function weigh(b) {
@@ -189,11 +191,11 @@ function damp(b) {
 }
 
 // The particles after the drift, with rings where they were.
-const after = (b) => particles(b, within() + 1);
+const after = (b, set) => particles(b, within() + 1, set);
 const places = (b, f) => J.map((j) => mark(`ring.${j}`, "circle", { cx: f.place(between("x", within(), j))[0], cy: f.place(between("x", within(), j))[1], r: b.quiet ? 3.5 : 6, class: "ghost", style: `stroke:${color(j)}` }));
 function drift(b) {
-  const f = after(b);
-  return [f.ground, places(b, f), J.map((j) => vector(`way.${j}`, ...f.place(between("x", within(), j)), ...f.place(f.here[j]), { style: `stroke:${j === S.i ? "var(--ink)" : color(j)}`, ...(j === S.i ? { class: "vector thick" } : {}) })), f.dots];
+  const f = after(b, { faded: () => true, radius: () => 0.7, taken: flatly("x") });
+  return [f.ground, places(b, f), f.dots, J.map((j) => vector(`way.${j}`, ...f.place(between("x", within(), j)), ...f.place(f.here[j]), { style: `stroke:${j === S.i ? "var(--ink)" : color(j)}`, ...(j === S.i ? { class: "vector thick" } : {}) }))];
 }
 
 function pass(b) {
@@ -206,9 +208,9 @@ function overview(W, H, small) {
   const back = S.side === "backward", quiet = small || W < 420, top = quiet ? 4 : 26, left = small ? 0 : quiet ? 76 : 112, half = (W - left - 10) / 2, b = { left, top, size: H - top - 4, wide: half, quiet };
   const listed = small ? [] : rows(DATA.tokens, S.i, scale(0, Math.max(1, J.length - 1), top + 14, H - 16), left - 6);
   const rolling = particles(b, moment()), plainly = particles({ ...b, left: left + half + 10 }, moment(), { name: "plain", tag: "plain " });
-  const head = quiet ? [] : [[left, back ? "where places should move" : `with momentum (arrows); lines: pushes on ${DATA.tokens[S.i]}`], [left + half + 10, "plain attention"]].map(([x, told]) => text(x, 12, told, { class: "title" }));
+  const head = quiet ? [] : [[left, back ? "where places should move" : `momenta (arrows); lines, loop: pushes on ${DATA.tokens[S.i]}`], [left + half + 10, "plain attention (its step is h_x, too)"]].map(([x, told]) => text(x, 12, told, { class: "title" }));
   const arrows = back ? downhill(rolling, "dx", moment()) : J.map((j) => rolling.push(`momentum.${j}`, j, between("p", moment(), j).map((x) => 0.6 * x), { style: "stroke:var(--ink)" }));
-  return [listed, head, rolling.ground, plainly.ground, back ? [] : bonds(rolling, (j) => (j === S.i ? 0 : V.a(now(), S.i, j))), rolling.dots, arrows, plainly.dots, back ? goal(b, rolling) : []];
+  return [listed, head, rolling.ground, plainly.ground, back ? [] : bonds(rolling, (j) => V.a(now(), S.i, j)), rolling.dots, arrows, plainly.dots, back ? goal(b, rolling) : []];
 }
 
 // Backwards: arrows against gradients, all as many times as long as there is room for.
@@ -246,7 +248,7 @@ function toPushers(b) {
 }
 function toWeights(b) {
   const n = now(), strongest = Math.max(1e-12, ...each("du").map(Math.abs)), f = particles(b, within(), { ...later, radius: (j) => 0.6 + 1.2 * Math.sqrt(Math.abs(V.du(n, j)) / strongest) });
-  return [f.ground, bonds(f, (j) => V.dw(n, S.i, j)), f.dots, goal(b, f)];
+  return [f.ground, bonds(f, (j) => V.dw(n, S.i, j), true), f.dots, goal(b, f)];
 }
 function toIncoming(b) {
   const n = now(), f = particles(b, within());
@@ -274,49 +276,49 @@ function toPlaces(b) {
 const forward = [
   { id: "SYMP.1", title: "Look at the direction alone", when: "step", show: [["x", "y"], ["mean_x[i]", "rate_x[i]"]], pick: () => ["y", now(), S.i, 0],
     bars: () => [J.map((j) => size(placed("x", now(), j))), "distance (does not count)"], heading: "places, and their directions on the circle", draw: look,
-    say: "A token is a place x in space, with three elements. To be compared, it is shifted and scaled to mean 0 and variance 1 (LayerNorm, here with gains of 1). The picture leaves out the mean of the three elements, as the comparison does.",
+    say: () => `A token is a place x in space, with three elements. To be compared, it is shifted and scaled to mean 0 and variance 1 (LayerNorm, here with gains of 1). The squares of its elements then add up to 3: the circle has a radius of √3 = ${show(far)}. The picture leaves out the mean of the three elements, as the comparison does. The slider counts finished layers: this is layer ${now() + 1}.`,
     alt: "The tokens as points, and where the ray from the centre to each meets a circle",
-    caption: "A ray through each token: where it meets the circle is its direction y. How far out the token is does not count." },
+    caption: "Where the ray through a token meets the circle is its direction y. How far out it is does not count." },
   { id: ["SYMP.5", "SYMP.6"], title: "Compare and attend", when: "step", show: [["k", "s[i]", "w[i]"], ["q[i]"]], pick: () => ["w", now(), S.i, pusher()],
     bars: () => [seen((j) => V.w(now(), S.i, j)), "weight w", of("w")], heading: "directions: the query’s, and the keys’ feet on its line", draw: attend,
     say: `A token has a query (what it looks for), a key (what it offers) and a value v (where it pushes). A model learns matrices for them; here key and value are y itself, and the query is ${show(MATCH)} y. A token sees itself and those before it (causal).`,
     alt: "Directions of the tokens as arrows, each with its foot on the line of the query",
     caption: () => (S.i === 0 ? "The first token sees only itself." : `A foot far along the query is a high score. ${word()} attends most to ${names([heaviest((j) => V.w(now(), S.i, j))])}; pale tokens come later and are not seen.`) },
   { id: "SYMP.7", title: "Weigh", when: "step", show: [["s[i]"], ["logz[i]", "z[i]"]], pick: () => ["logz", now(), S.i],
-    bars: ["z", "mass z"], heading: "the larger, the heavier; lines: e to the score", draw: weigh,
-    say: "A token that matches well what it sees has a large mass z. The push is z times as strong (step 5), and the velocity is the momentum divided by z (step 8). In layer 1, where all rest, the two cancel. Later the momentum of earlier layers is divided by z, too: heavy tokens are slower.",
+    bars: ["z", "mass z"], heading: "the larger, the heavier; lines, loop: e to the score", draw: weigh,
+    say: "A token that matches well what it sees has a large mass z. The push is z times as strong (step 5), and the velocity is the momentum divided by z (step 8): for a new push this z cancels. So mass slows only the momentum that earlier layers left (the speeds of step 4).",
     alt: "The tokens as points, the larger, the greater their mass",
     caption: () => `The mass of ${word()} is ${show(V.z(now(), S.i))}: the mean, over the tokens that it sees, of e to the score.` },
   { id: ["SYMP.9", "SYMP.10"], title: "Measure the speed", when: "step", show: [["p", "e", "z", "u"]], pick: () => ["u", now(), S.i],
     bars: ["u", "speed u, squared"], heading: "p / z, arrows to scale", draw: speed,
-    say: () => `Momentum over mass is speed, and u is its square. A model learns a matrix w<sub>b</sub> for b; here it changes nothing, so b is p. ${S.t === 0 ? "Before the first layer all tokens rest." : "From the second layer on each momentum has the same length, so light tokens are fast."}`,
+    say: () => `Momentum over mass is speed, and u is its square. A model learns a matrix w<sub>b</sub> for b; here it changes nothing, so b is p. ${S.t === 0 ? "Before the first layer all tokens rest." : "From the second layer on each momentum has the same length, so light tokens come in fast. What the new push adds is another matter (step 8)."}`,
     alt: "The tokens with momentum over mass as arrows",
-    caption: () => (now() === 0 ? "Before the first layer all tokens rest: there are no arrows." : `Arrows: momentum over mass. All momenta have the same length, so the lightest token, ${names([[...J].sort((a, b) => V.u(now(), b) - V.u(now(), a))[0]])}, is the fastest.`) },
+    caption: () => (now() === 0 ? "Before the first layer all tokens rest: there are no arrows." : `Arrows: p / z. All momenta are equally long, so the lightest token, ${names([[...J].sort((a, b) => V.u(now(), b) - V.u(now(), a))[0]])}, is the fastest.`) },
   { id: ["SYMP.11", "SYMP.12"], title: "Push", when: "step", show: [["w[i]", "u", "a[i]", "v"], ["z[i]", "o[i]"]], pick: () => ["o", now(), S.i, 0],
     bars: () => [seen((j) => V.a(now(), S.i, j)), "strength a", of("a")], heading: () => `pushes on ${DATA.tokens[S.i]}, one after the other`, draw: push,
-    say: "A token is pushed in the directions of those that it attends to, also its own. Why do speeds count? The force is the slope at which the energy falls. A token’s energy is p²/(2z) − z/2: as its mass z grows, that falls at the rate (1 + u)/2. A better match of two tokens raises both masses, so both rates add up to the factor in brackets.",
+    say: "A token is pushed in the directions of those that it attends to, also its own. Why do speeds count? Call p²/(2z) − z/2 a token’s energy: motion, minus a reward for matching. A force points where energy falls. Moving y<sub>i</sub> along key j raises s<sub>ij</sub> and the mass: so the push points along v<sub>j</sub> (here the key; a model learns both). As z grows, the energy falls at the rate (1 + u)/2. If i and j saw each other, both masses would grow, and both rates add up to the factor in brackets. Here only the later one sees the other, yet the factor stays.",
     alt: () => `The pushes on ${DATA.tokens[S.i]} as a chain of arrows, one for each token that it sees`,
-    caption: () => `One arrow for each token that ${word()} sees, end to end: the strongest push is that of ${names([heaviest((j) => V.a(now(), S.i, j))])}. The thick arrow is all of them together.` },
+    caption: () => `One arrow for each token that ${word()} sees; the strongest is that of ${names([heaviest((j) => V.a(now(), S.i, j))])}. Thick: all of them together.` },
   { id: ["SYMP.13", "SYMP.14"], title: "Kick", when: "step", show: [["p[i]"], ["force[i]"], ["kicked[i]"]], pick: () => ["kicked", now(), S.i, 0],
     bars: ["kicked", "length of kicked"], heading: "p, then the kick h_y · force: kicked", draw: kick,
     say: "The force does not move the token. It changes its momentum, for a time h<sub>y</sub>, the knob “kick”. What was there before remains. Here w<sub>o</sub> changes nothing, so the force is the push o.",
     alt: "The momentum before and after the force has acted on it",
-    caption: () => (now() === 0 ? `${word()} rested, so its momentum is now the kick: the force times h<sub>y</sub>.` : `Thick: the old momentum of ${word()}. In colour: the kick. Dashed: their sum, kicked. No token has moved yet.`) },
+    caption: () => (now() === 0 ? `${word()} rested, so its momentum is now the kick: the force times h<sub>y</sub>.` : `Thick: the old momentum of ${word()}, ${show(came(S.i))} long. In colour: the kick, ${show(kickOf(S.i))}. Dashed: their sum, kicked.`) },
   { id: ["SYMP.15", "SYMP.16"], title: "Damp", when: "step", show: [["kicked[i]"], ["damping"], ["damped[i]"]], pick: () => ["damped", now(), S.i, 0],
     bars: ["damped", "length of p′"], heading: "kicked (dashed), and p′ after friction", draw: damp,
-    say: () => `${percent(Math.exp(-V.damping(now())))} of all momenta remain in this layer. c<sub>log</sub> is the knob “friction”, c<sub>lin</sub> a constant. The time t is 1 at first, h<sub>x</sub> more after each layer. ${K.c_log > 0 ? "Friction weakens with time. A friction of 3 / t is that of Nesterov’s accelerated descent, which soon reaches the lowest point of a convex energy." : "There is almost none of it here."}`,
+    say: () => `${percent(Math.exp(-V.damping(now())))} of all momenta remain in this layer. Friction is c<sub>log</sub> / t + c<sub>lin</sub>, for as long as the kick, h<sub>y</sub>. c<sub>log</sub> is the knob “friction”; c<sub>lin</sub> is next to nothing here, ${LIN}. The time t is 1 at first. The authors let it grow by the time of the drift, h<sub>x</sub>, in each layer. ${K.c_log > 0 ? "So friction weakens. " : ""}Models start with c<sub>log</sub> = 3, here it is ${show(K.c_log)}. A friction of 3 / t is that of Nesterov’s accelerated descent, which soon reaches the lowest point of a convex energy; this energy is not convex.`,
     alt: "The momentum before and after friction",
-    caption: () => `The same momentum, shorter: ${percent(Math.exp(-V.damping(now())))} of the dashed arrow remain, as of those of all tokens. No token has moved yet.` },
+    caption: () => `${percent(Math.exp(-V.damping(now())))} of the dashed arrow remain, as of those of all tokens. No token has moved yet.` },
   { id: ["SYMP.17", "SYMP.18"], title: "Drift", when: "step", show: [["damped[i]", "z[i]"], ["velocity[i]"], ["x[i]", "x[i]+1"]], pick: () => ["x", now() + 1, S.i, 0],
     bars: () => [sized("velocity").map((x) => K.h_x * x), "way h_x · velocity"], heading: "from the rings to the new places", draw: drift,
-    say: "The velocity is momentum over mass, and moves the token for a time h<sub>x</sub>, the knob “drift”. First the kick, then the drift with the new momentum: such steps (symplectic) nearly keep the energy of a ball that rolls without friction.",
+    say: "The velocity is momentum over mass, and moves the token for a time h<sub>x</sub>, the knob “drift”. First the kick, then the drift with the new momentum: such steps (symplectic) nearly keep the energy of a ball that rolls without friction. This layer does not promise it: a token does not see later ones, the kick takes the old speeds, and step 9 changes the length of the momentum.",
     alt: "Arrows from the old places to the new ones",
-    caption: () => `Now the tokens move, along their momenta: ${word()} by ${show(K.h_x * size(C.map((c) => V.velocity(now(), S.i, c))))}, from the ring to the dot.` },
+    caption: () => `Now the tokens move, along their momenta: ${word()} by ${show(K.h_x * size(C.map((c) => V.velocity(now(), S.i, c))))}, from the ring to the arrow’s tip.` },
   { id: "SYMP.19", title: "Pass the momentum on", when: "step", show: [["damped[i]"], ["rate_p[i]"], ["p[i]+1"]], pick: () => ["p", now() + 1, S.i, 0],
     bars: () => ["p", "length of P", [now() + 1]], heading: "p′ (dashed) gets the length of the circle: P", draw: pass,
-    say: "The next layer gets the momentum, brought to a fixed length: only its direction goes on. So paths bend slowly; friction slows the drift of its own layer alone.",
+    say: () => `The next layer gets the momentum, brought to a fixed length: only its direction goes on, and friction slows the drift of its own layer alone.${turned()}`,
     alt: "The momentum, brought to a fixed length",
-    caption: () => `The thick arrow ends on the circle, ${show(far)} from the token, ${size(C.map((c) => V.damped(now(), S.i, c))) > far ? "shorter" : "longer"} than the dashed one: only the direction goes on to the next layer.` },
+    caption: () => `The thick arrow is √3 = ${show(far)} long, ${size(C.map((c) => V.damped(now(), S.i, c))) > far ? "shorter" : "longer"} than the dashed one: only the direction goes on.` },
 ];
 
 const backward = [
@@ -336,8 +338,8 @@ const backward = [
     alt: "Arrows against the gradients of the momenta, of this layer and with the next",
     caption: () => negligible("ddamped") || (now() === K.layers - 1 ? "No layer follows, so both arrows are the same: only the move in this layer counts." : "Dashed: because the momentum moves the token now. In full: with what it does in the next layers.") },
   { id: ["dSYMP.14", "dSYMP.15"], of: "SYMP.16", title: "Through the friction", when: "step", show: [["ddamped[i]"], ["dkicked[i]"], ["ddamping", "dc_log"]], pick: () => ["dkicked", now(), S.i, steepest()],
-    bars: ["dkicked", "|d kicked|"], heading: "before the friction (thick), after it (dashed)", draw: throughFriction,
-    say: "Friction left a part of the momentum, and the same part of the gradient goes through.",
+    bars: ["dkicked", "|d kicked|"], heading: "−d kicked (thick), −dp′ (dashed)", draw: throughFriction,
+    say: "Friction left a part of the momentum, and the same part of the gradient goes through. The arrows point against the gradients, to where the loss falls.",
     alt: "The same arrows, shorter",
     caption: () => negligible("ddamped") || `The gradients shrink as the momenta did, to ${percent(Math.exp(-V.damping(now())))}. In this layer more friction would ${V.ddamping(now()) > 0 ? "raise" : "lower"} the loss.` },
   { id: ["dSYMP.13", "dSYMP.12"], of: ["SYMP.14", "SYMP.13"], title: "To the force", when: "step", show: [["dkicked[i]"], ["dforce[i]"], ["dh_y"]], pick: () => ["dforce", now(), S.i, steepest()],
@@ -351,10 +353,10 @@ const backward = [
     alt: "Directions of the tokens, each with its foot on the line of the gradient of the push",
     caption: () => negligible("dforce", now(), [S.i]) || `The further a foot lies along do, the more a stronger push from there raises the loss: most that of ${names([before(S.i).reduce((a, j) => (V.da(now(), S.i, j) > V.da(now(), S.i, a) ? j : a))])}.` },
   { id: ["dSYMP.6", "dSYMP.10"], of: "SYMP.11", title: "To weights and speeds", when: "step", show: [["u", "da[i]", "dw[i]", "du"]], pick: () => ["dw", now(), S.i, pusher()],
-    bars: ["dw", "gradient dw"], heading: "lines: |dw|, dashed below 0; size: |du|", draw: toWeights,
-    say: "The strength was a weight times a factor of the speeds. The speed of a token is in all pushes on it, and in all pushes by it. A weight of a later token has a gradient, too, but stays 0.",
+    bars: ["dw", "gradient dw"], heading: "lines, loop: |dw|, dashed below 0; size: |du|", draw: toWeights,
+    say: "The strength was a weight times a factor of the speeds. The speed of a token is in all pushes on it, and in all pushes by it. A weight of a later token has a gradient, too (pale), but stays 0.",
     alt: "Lines from the token that is followed, as wide as the gradients of its weights",
-    caption: () => negligible("dforce") || `Wide lines: weights of ${word()} that matter. Dashed: more of it lowers the loss. Large dots: tokens whose speed matters.` },
+    caption: () => negligible("dforce") || `Wide: weights that matter. Dashed: more of it lowers the loss. Large dots: speeds that matter.` },
   { id: "dSYMP.p", of: ["SYMP.14", "SYMP.9"], title: "To the momentum that came in", when: "step", show: [["dkicked[i]"], ["du[i]", "z[i]", "p[i]"], ["dp[i]"]], pick: () => ["dp", now(), S.i, steepest()],
     bars: ["dp", "|dp|"], heading: "momenta p (dashed), and where they should change", draw: toIncoming,
     say: "The incoming momentum remained after the kick, and it made the speed. This is what the layer before gets.",
@@ -362,11 +364,11 @@ const backward = [
     caption: () => negligible("dp") || (now() === 0 ? "All rested at the start; the arrows say in which direction a momentum would have helped." : "Dashed: the momenta that came in. In full: how each should change, for the layer before.") },
   { id: "dSYMP.7", of: "SYMP.7", title: "To the mass", when: "step", show: [["du[i]", "u[i]"], ["dlogz[i]"]], pick: () => ["dlogz", now(), S.i],
     bars: ["dlogz", "gradient dlog z"], heading: "dashed: what mass should become", draw: toMass,
-    say: "A heavier token is pushed more, moves more slowly, and has a smaller u. The three count against each other.",
+    say: "A heavier token is pushed more, moves less by the same momentum, and has a smaller u. The three count against each other.",
     alt: "The tokens with rings, larger or smaller than they are",
     caption: () => (largestOf("dlogz") < 5e-5 ? "No mass matters to the loss here." : `A ring larger than its dot: more mass would lower the loss. Smaller: less mass would. It matters most for ${names([heaviest((j) => Math.abs(V.dlogz(now(), j)), J)])}.`) },
   { id: "dSYMP.5", of: ["SYMP.6", "SYMP.7"], title: "To the scores", when: "step", show: [["w[i]", "dw[i]", "ds[i]"], ["dlogz[i]"]], pick: () => ["ds", now(), S.i, pusher()],
-    bars: () => [seen((j) => V.ds(now(), S.i, j)), "gradient ds", of("ds")], heading: "lines: scores to be raised, dashed: lowered", draw: toScores,
+    bars: () => [seen((j) => V.ds(now(), S.i, j)), "gradient ds", of("ds")], heading: "lines, loop: scores to be raised, dashed: lowered", draw: toScores,
     say: "Weights add up to one, so only what is beyond the mean counts. The gradient of the mass comes on top.",
     alt: "Lines from the token that is followed to those that it should attend to more, or less",
     caption: () => {
@@ -385,6 +387,9 @@ const backward = [
     caption: caption },
 ];
 
+const came = (j, t = now()) => size(C.map((c) => V.p(t, j, c)));
+const kickOf = (j, t = now()) => K.h_y * size(C.map((c) => V.force(t, j, c)));
+const turned = () => (now() === 0 ? "" : ` The direction carries on what earlier layers began. How much does it count? In this layer the momentum that came in was ${show(came(S.i))} long, and the kick ${show(kickOf(S.i))}.`);
 const heaviest = (number, list = before(S.i)) => list.reduce((a, j) => (number(j) > number(a) ? j : a));
 const largestOf = (name, t = now(), list = J) => Math.max(...list.flatMap((j) => (quantities[name].axes.length > 2 ? C.map((c) => V[name](t, j, c)) : [V[name](t, j)])).map(Math.abs));
 const negligible = (name, t = now(), list = J) => (largestOf(name, t, list) < 5e-5 ? "Here next to nothing matters to the loss." : "");
@@ -407,8 +412,8 @@ tour({
   title: "SympFormer",
   short: "Attention is a force, and words have momentum.",
   intro: () => [
-    "Let tokens be <b>particles</b>. Attention pushes each one in the directions of those that it attends to.",
-    "A usual layer moves a token by the push itself, as if in honey: each layer begins anew. Here the push is a <b>force</b>. It changes a momentum, friction shortens that, and it moves the token. Its direction goes on to the next layer: so a token starts slowly, and its path bends slowly. Further is not better in itself; the momentum carries on what earlier layers began.",
+    "Let tokens be <b>particles</b>. Attention pushes each one in the directions (seen from the centre, not from itself) of those that it attends to, also in its own.",
+    "A usual layer moves a token by the push itself, as if in honey: each layer begins anew. Here the push is a <b>force</b>. It changes a momentum, friction shortens that, and it moves the token. Its direction goes on to the next layer, and the next push is added to it: a token starts slowly. Further is not better in itself.",
     `We follow ${word()}. Each layer is one step of the motion.`,
   ],
   turn: "To learn is to change numbers so that a loss falls. So we ask of every number how the loss changes with it: its gradient, written with a d in front. It comes back through the layers, the last one first.",
@@ -416,7 +421,7 @@ tour({
   quantities, forward, backward, caption,
   picture: overview,
   tasks: [
-    { say: "raise the friction (damping) until the token goes no further than by plain attention", done: () => ways("x") <= ways("plain") },
+    { say: "raise the friction (damping) until plain attention goes as far", done: () => ways("x") <= ways("plain") },
     { say: "let it go more than 5 away from its start: layers, kick, drift (step size)", done: () => ways("x") > 5 },
     { say: "follow a token that no other token pushes", done: () => S.i === 0 },
     { say: "drag the goal (backwards) to where the token arrives", done: () => size(C.map((c) => V.dx(K.layers, S.i, c))) < 0.3 },
