@@ -57,9 +57,9 @@ const matrix = (key, head, name, n, column = undefined, numbers = undefined) => 
 const row = (head, name, n) => ({ key: name, head, rows: [E.map((e) => [V[name](n, e), `${name}.${n}.${e}`])] });
 const column = (head, name, n) => ({ head, cells: D.map((d) => [V[name](n, d), `${name}.${n}.${d}`]) });
 
-// One below the other: a matrix has its name above it and a column beside it, a row its name beside it.
+// One below the other: a matrix has its name above it and a column beside it, a row its name beside it and, if there is room, its `above` above it.
 function stack(b, blocks, scaled = false) {
-  const tables = blocks.filter((one) => one.table).length, head = b.small ? 4 : b.narrow ? 13 : 20, count = blocks.reduce((n, one) => n + one.rows.length, 0);
+  const headed = (one) => one.table || (one.above && !b.quiet), tables = blocks.filter(headed).length, head = b.small ? 4 : b.narrow ? 13 : 20, count = blocks.reduce((n, one) => n + one.rows.length, 0);
   const key = b.small ? 0.2 * b.space : b.narrow ? 40 : 58, wide = Math.min(b.small ? 64 : 76, (b.space - key - 6) / E.length), gap = b.narrow ? 3 : 10, high = Math.min(b.small ? 40 : 56, (b.H - b.top - tables * head - (blocks.length - 1) * gap - 6) / count);
   const usual = Math.max(1, ...DATA.v.flat().map(Math.abs)), x0 = b.from + key + 6, tick = { class: "tick", "text-anchor": "middle" };
   const one = (name, x, y, width, [number, ref], most) => [
@@ -69,7 +69,8 @@ function stack(b, blocks, scaled = false) {
   let y = b.top;
   return blocks.map((block) => {
     const { table } = block, most = scaled ? Math.max(1e-9, ...block.rows.flat().map(([x]) => Math.abs(x))) : usual, drawn = [];
-    if (table) y += head;
+    if (headed(block)) y += head;
+    if (block.above && !b.quiet) drawn.push(text(x0 + (wide * E.length) / 2, y - 5, block.above, tick));
     if (table && !b.small) drawn.push(text(x0 + (wide * E.length) / 2, y - (b.narrow ? 3 : 5), block.head, tick), block.column ? text(b.from + key / 2, y - (b.narrow ? 3 : 5), b.narrow ? block.column.head.split(" ").at(-1) : block.column.head, tick) : "");
     if (!table && !b.small) drawn.push(text(x0 - 8, y + high / 2 + 4, b.narrow ? block.head.split(" ").at(-1) : block.head, { class: "tick", "text-anchor": "end" }));
     block.rows.forEach((numbers, d) => {
@@ -129,7 +130,7 @@ const missed = () => [errors(during(), now() + 1), "miss of each token"];
 
 function fade(b) {
   const n = now(), before = states(n), until = n, f = field(b, weak(n), until);
-  return [stack(b, [matrix("before", "memory S", "state", n), matrix("S", "faded D", "faded", n)]), f.drawn, J.slice(0, until).map((j) => [vector(`push.${j}`, ...f.place(asked(before, keyOf(j))), ...f.place(f.heard[j]), { style: `stroke:${color(j)}` })])];
+  return [stack(b, [matrix("before", "memory S", "state", n), matrix("S", "faded D", "faded", n)]), f.drawn, J.slice(0, until).map((j) => [vector(`push.${j}`, ...f.place(asked(before, keyOf(j))), ...f.place(f.heard[j]), { style: `stroke:${color(j)}` }), mark(`was.${j}`, "circle", { cx: f.place(asked(before, keyOf(j)))[0], cy: f.place(asked(before, keyOf(j)))[1], r: b.quiet ? 3 : 4.5, class: "hair", style: `stroke:${color(j)}` })])];
 }
 
 function ask(b) {
@@ -152,7 +153,7 @@ const decide = (b) => lack(b, [row("miss m", "miss", now()), row("change u", "co
 function writing(b) {
   const n = now(), f = field(b, states(n + 1), n + 1), old = weak(n);
   return [
-    stack(b, [matrix("S", "memory S", "state", n + 1, keyColumn(), moment() === S.t && S.t < J.length ? undefined : during()), row("change u", "correction", n)]), f.drawn,
+    stack(b, [matrix("S", `S after token ${n + 1}`, "state", n + 1, keyColumn(), moment() === S.t && S.t < J.length ? undefined : during()), row("change u", "correction", n)]), f.drawn,
     J.slice(0, n + 1).map((j) => vector(`push.${j}`, ...f.place(asked(old, keyOf(j))), ...f.place(f.heard[j]), { style: `stroke:${color(j)}`, ...(j === n ? { class: "vector thick" } : {}) })),
   ];
 }
@@ -174,9 +175,9 @@ function read(b) {
 
 const remembered = () => { const at = moment(); return Math.floor(at + 1e-9) + (at - Math.floor(at) > 0.5); };
 const opening = {
-  bars: () => [errors(memoryAt(moment()), remembered()), "miss of each token"], heading: () => [S.t < J.length ? `next: ${DATA.tokens[now()]}` : `after ${DATA.tokens[now()]}`, RINGS],
+  bars: () => [errors(memoryAt(moment()), remembered()), "miss of each token"], heading: () => [S.t < J.length ? `next: ${DATA.tokens[now()]}` : `after ${DATA.tokens[now()]}`, "○ said, ● remembered; line: o so far"],
   draw: (b) => {
-    const n = now(), memory = memoryAt(moment()), f = field(b, memory, remembered()), below = b.small ? [] : [row("answer a", "answer", n), row("value v", "v", n), row("miss m", "miss", n)];
+    const n = now(), memory = memoryAt(moment()), f = field(b, memory, remembered()), below = b.small ? [] : [{ ...row("answer a", "answer", n), above: S.t < J.length ? "asked for its key" : "before this writing" }, row("value v", "v", n), row("miss m", "miss", n)];
     return [stack(b, [matrix("S", "memory S", "state", S.t, keyColumn(), moment() === S.t ? undefined : memory), ...below]), f.drawn, path(b, f)];
   },
 };
@@ -217,7 +218,7 @@ function toMiss(b) {
   return [
     stack(b, [row("gradient du", "du", n), row("gradient dm", "dm", n), row("miss m", "miss", n)], true), f.drawn,
     vector("change", ...f.place(a), ...f.place(DATA.v[n]), { style: `stroke:${color(n)}`, class: "vector thick" }), vector("sum", ...f.place(a), ...f.place(tip), { class: "vector thick" }), line("along", [f.place(a), f.place(foot)], { class: "hair dashed" }), line("drop", [f.place(DATA.v[n]), f.place(foot)], { class: "hair dashed", style: `stroke:${color(n)}` }),
-    called(b, f, "du", tip), called(b, f, "m", a.map((x, e) => x + m[e] / 2)), goal(b, f),
+    called(b, f, "du", a.map((x, e) => x + (by * du[e]) / 2), true), called(b, f, "m", a.map((x, e) => x + m[e] / 2)), goal(b, f),
   ];
 }
 
@@ -261,16 +262,18 @@ const disturbed = () => J.slice(0, now()).filter((j) => Math.abs(along(j, now())
 
 const nearest = (point, among) => among.slice().sort((a, b) => Math.hypot(...E.map((e) => DATA.v[a][e] - point[e])) - Math.hypot(...E.map((e) => DATA.v[b][e] - point[e])))[0];
 
+const matters = (x, many = false) => (Math.abs(x) < 1e-12 ? `do${many ? "" : "es"} not matter` : `hardly matter${many ? "" : "s"}`);
+
 function caption() {
   const n = now(), size = Math.hypot(...E.map((e) => V.miss(n, e)));
   if (S.side === "backward") {
     const push = J.map((j) => Math.hypot(...E.map((e) => V.dv(j, e)))), most = main(push), idle = J.filter((j) => push[j] < 5e-5);
-    return push[most] < 5e-5 ? "No value matters for this loss." : `The loss of ${names([S.i])} changes most with the value of ${names([most])}${idle.length ? `; ${idle.length === 1 ? `that of ${names(idle)} hardly matters` : `those of ${names(idle)} hardly matter`}` : ""}.`;
+    return push[most] < 5e-5 ? "No value matters for this loss." : `The loss of ${names([S.i])} changes most with the value of ${names([most])}${idle.length ? `; ${idle.length === 1 ? `that of ${names(idle)} ${matters(push[idle[0]])}` : `those of ${names(idle)} ${matters(Math.max(...idle.map((j) => push[j])), true)}`}` : ""}.`;
   }
   if (S.t < J.length) return `Next comes token ${n + 1}, ${names([n])}. The memory’s answer to its key misses the value by ${show(size)}; the writing leaves ${show(Math.hypot(...E.map((e) => DATA.v[n][e] - asked(states(n + 1), keyOf(n))[e])))}.`;
   if (K.beta === 0) return "Nothing is written, so the memory stays empty and every answer is 0.";
   const seen = J.slice(0, S.i + 1), own = nearest(E.map((e) => V.o(S.i, e)), seen), lazy = nearest(added(S.i + 1), seen);
-  return `After ${names([S.i])} the output o is nearest to ${names([own])}; ${own === lazy ? "it would be by only adding, too" : `by only adding it would be nearest to ${names([lazy])}`}. Below the memory: its answer a before this writing.`;
+  return `After ${names([S.i])} the output o is nearest to ${names([own])}; ${own === lazy ? "it would be by only adding, too" : `by only adding it would be nearest to ${names([lazy])}`}.${E.length < 3 ? ` Asked with key k again, the memory now answers (${asked(states(J.length), keyOf(n)).map(show).join(", ")}).` : ""}`;
 }
 
 // ---- the tour --------------------------------------------------------------------------------------------------------
@@ -280,10 +283,10 @@ tour({
   short: "A memory is asked first, and only what it misses is written.",
   intro: () => [
     "A matrix S is a <b>memory</b>. Asked with a key k, it answers with the sum of its rows, each times one element of k.",
-    "Linear attention adds each token’s value to what is there, so old values of a key pile up. The delta rule asks first, sees by how much the answer <b>misses</b> the value, and writes only what is missing. The memory keeps its size, however many tokens come.",
-    notes ? "Here tokens are notes: the key says who, the value how warm and sweet the drink is. Every token asks about Ann, who changes her mind." : "Each token brings a key, a value and a question.",
+    "Linear attention (◇) only adds each token’s value, times β and with the same fading, so old values of a key pile up. The delta rule asks first, sees by how much the answer <b>misses</b> the value, and writes only what is missing. The memory keeps its size, however many tokens come.",
+    notes ? "Here tokens are notes: the key says who (both Bobs: one key, one dot), the value how warm and sweet the drink is. Every token asks about Ann, who changes her mind." : "Each token brings a key, a value and a question.",
   ],
-  turn: "Learning asks how the loss changes with every number above. That is its gradient, written with a d in front. The way back goes from the last token to the first, for a correction changes all later answers.",
+  turn: "Learning asks how the loss changes with every number above. That is its gradient, written with a d in front. The way back goes from the last token to the first, for a correction changes all later answers. Here the loss is ½ |o − t|², for the output o of the token that is picked; t, the cross, is a target that we made up. So the gradient of the output is do = o − t.",
   sizes: { t: () => J.length, T: () => J.length + 1 },
   quantities: {
     q: { axes: "jd", what: "question (query)" },
@@ -305,14 +308,14 @@ tour({
     dk: { id: "dDELTA.k", axes: "jd", what: "gradient of the key", of: (j, d) => sub(dot(E.map((e) => dS(j, d, e)), E.map((e) => correction(j, e))), dot(E.map((e) => faded(j, d, e)), E.map((e) => dm(j, e)))) },
     dv: { id: "dDELTA.v", axes: "je", what: "gradient of the value", of: (j, e) => dm(j, e) },
     dbeta: { id: "dDELTA.beta", axes: "j", what: "gradient of beta", of: (j) => dot(E.map((e) => du(j, e)), E.map((e) => miss(j, e))) },
-    dlog: { id: "dDELTA.log_decay", axes: "j", symbol: "dlog_decay", what: "gradient of the logarithm of the decay", of: (j) => sum(D.flatMap((d) => E.map((e) => mul(dD(j, d, e), faded(j, d, e))))) },
+    dlog: { id: "dDELTA.log_decay", axes: "j", symbol: "d(log decay)", what: "gradient of the logarithm of the decay", of: (j) => sum(D.flatMap((d) => E.map((e) => mul(dD(j, d, e), faded(j, d, e))))) },
   },
   forward: [
     { id: "DELTA.1", title: "Fade", when: "step", show: [["state"], ["faded"]], pick: () => ["faded", now(), 0, 0],
       bars: () => [errors(weak(now()), now()), "miss of each token"], heading: ["before, and faded", RINGS], draw: fade,
       say: () => `The slider counts the tokens that are written: ${now()}. Now token ${now() + 1}, ${names([now()])}, comes. First the memory fades (the gate): it keeps exp(${show(K.log_decay)}) = ${percent(Math.exp(K.log_decay))} of every number in it.`,
       alt: "The memory before and after the fading, and what it answers to the keys that it has seen",
-      caption: () => (now() === 0 ? "The memory is still empty: there is nothing to fade." : K.log_decay === 0 ? "Nothing fades here: the two tables are the same." : `All numbers of the table get smaller, so what is remembered moves towards 0, the crossing of the axes: by ${percent(1 - Math.exp(K.log_decay))} of its way.`) },
+      caption: () => (now() === 0 ? "The memory is still empty: there is nothing to fade." : K.log_decay === 0 ? "Nothing fades here: the two tables are the same." : `All numbers get smaller, so what is remembered moves from the thin rings towards 0, where the axes cross, by ${percent(1 - Math.exp(K.log_decay))} of its way.${notes && now() > 3 && String(DATA.k[1]) === String(DATA.k[3]) ? " Both Bobs have one key, hence one dot." : ""}`) },
     { title: "Ask", label: "a part of DELTA.2", formula: "a_n = D_n^T k_n", when: "step", show: [["k"], ["faded"], ["answer"]], pick: () => ["answer", now(), 0],
       bars: () => [overlaps(), "k · key of each"], heading: ["each row times the key", "rows times k, end to end"], draw: ask,
       say: "The memory is asked for the token’s key before anything is written. Its answer is the sum of its rows, each times one element of the key.",
@@ -325,12 +328,12 @@ tour({
       caption: () => `The answer to the key of ${names([now()])} misses its value by ${show(size(vectorOf("miss", now())))}, the length of the arrow.` },
     { id: "DELTA.3", title: "Decide how much to change", when: "step", show: [["miss"], ["correction"]], pick: () => ["correction", now(), 0],
       bars: missed, heading: ["u is β times m", "how far to go: u"], draw: decide,
-      say: "The number β says how firmly to write: 1 takes the whole miss, 0 ignores the token. It is a learning rate: the writing is one step of gradient descent on half the squared miss.",
+      say: "The number β says how firmly to write. With 1 the change u is the whole miss, and the answer becomes the value if k · k is 1; with 0 the token is ignored. β is a learning rate: the writing is one step of gradient descent on half the squared miss.",
       alt: "The part of the miss that is written, as an arrow along it",
       caption: () => (K.beta === 0 ? "With β = 0 nothing is written." : `The thick arrow u is ${percent(K.beta)} of the way from the answer a to the value.`) },
     { id: "DELTA.4", title: "Write", when: "step", show: [["k"], ["faded"], ["correction"], ["state+1"]], pick: () => ["state", now() + 1, main(keyOf(now())), 0],
       bars: () => [overlaps(), "k · key of each"], heading: ["k times u is added", RINGS], draw: writing,
-      say: () => `Each row of the memory changes by u times one element of the key. So this key’s answer moves by u times k · k, here ${show(along(now(), now()))}. Answers to keys at right angles stay.`,
+      say: () => `Each row of the memory changes by u times one element of the key. So this key’s answer moves by u times k · k, here ${show(along(now(), now()))}. Answers to keys at right angles stay.${S.t === now() ? ` The picture has the memory after it, S after token ${now() + 1}; the slider still stands before it, at ${now()}.` : ""}`,
       alt: "The memory after the writing, and arrows by which its answers move",
       caption: () => {
         const others = disturbed(), n = now();
@@ -348,7 +351,7 @@ tour({
       bars: () => [J.map((j) => size(D.map((d) => V.dq(j, d)))), "|dq| of each"], heading: ["rows · do", "rows of S, and the gradient do"], draw: toQuestion,
       say: () => `Suppose that the output of ${names([S.i])} should have been the target t: its gradient is the difference. An element of the question is a factor of one row of the memory, so its gradient is how far that row points along that of the output.`,
       alt: "Rows of the memory as points, and the gradient of the output as an arrow",
-      caption: () => (now() === S.i ? `The thick arrow is do, from t to o. dq has one number for each row: that row · do, over √d. Drag t.` : `Only the output of ${names([S.i])} is in the loss: the question of ${names([now()])} does not matter to it.`) },
+      caption: () => (now() === S.i ? `The thick arrow is do, from t to o: the loss grows that way, so it points against the arrow of the page before. dq has a number for each row: row · do / √d. Drag t.` : `Only the output of ${names([S.i])} is in the loss: the question of ${names([now()])} does not matter to it.`) },
     { id: "dDELTA.4", of: "DELTA.4", title: "To the memory", when: "step", show: [["q"], ["dread"], ["dS"]], pick: () => ["dS", now(), 0, 0],
       bars: () => [J.map((j) => size(rowsOf("dS", j))), "|dS| after each"], heading: () => [after(), "where rows of S should move: −dS"], draw: toMemory,
       say: "The memory after a token was read by that token, and passed on to the next: the gradients of both uses add up.",
@@ -363,7 +366,7 @@ tour({
       bars: ["dbeta", "gradient dβ of each"], heading: () => [after(), "the miss m, and the gradient du"], draw: toMiss,
       say: "The miss was multiplied by β, so its gradient is, too. The gradient of β says how far the miss points where the loss grows.",
       alt: "The miss and the gradient of the change as arrows from the answer",
-      caption: () => (Math.abs(V.dbeta(now())) < 5e-5 ? `A larger β for ${names([now()])} would not change the loss.` : `The miss points ${V.dbeta(now()) > 0 ? "along" : "against"} du: a larger β for ${names([now()])} would ${V.dbeta(now()) > 0 ? "raise" : "lower"} the loss.`) },
+      caption: () => (Math.abs(V.dbeta(now())) < 5e-5 ? `A larger β for ${names([now()])} would not change the loss.` : `The miss points ${V.dbeta(now()) > 0 ? "along" : "against"} du: a larger β for ${names([now()])} would ${V.dbeta(now()) > 0 ? "raise" : "lower"} the loss. Dashed: from the tip of m down to its part along du.`) },
     { id: "dDELTA.v", of: "DELTA.2", title: "To the value", when: "step", show: [["dm"], ["dv"]], pick: () => ["dv", now(), 0], ...toTheValue,
       say: "The miss is the value minus the answer, so the value gets the gradient as it is.",
       alt: "An arrow at each value: where it should move so that the loss falls" },
@@ -378,10 +381,10 @@ tour({
       alt: "The keys as arrows, and where the one of this token should move",
       caption: () => (size(D.map((d) => V.dk(now(), d))) < 5e-5 ? `The key of ${names([now()])} does not matter to the loss.` : `The keys in their own plane. The loss falls if that of ${names([now()])} moves along the thick arrow, −dk. Keys can be dragged.`) },
     { id: "dDELTA.log_decay", of: "DELTA.1", title: "To the fading", when: "step", show: [["faded"], ["dD"], ["dlog"]], pick: () => ["dlog", now()],
-      bars: ["dlog", "d log decay of each"], heading: () => [after(), "fading moves rows to 0; −dD"], draw: toFading,
-      say: "The faded memory is its own derivative by the logarithm of the decay: products with its gradient add up.",
+      bars: ["dlog", "d(log decay) of each"], heading: () => [after(), "fading moves rows to 0; −dD"], draw: toFading,
+      say: "Call the logarithm of the decay x. The faded memory is D = eˣ S, so its derivative by x is D itself. Multiply D by the gradient dD, element by element, and add up.",
       alt: "Rows of the faded memory, dashed arrows by which they fade, and arrows against their gradients",
-      caption: () => (Math.abs(V.dlog(now())) < 5e-5 ? `How much fades before ${names([now()])} hardly matters to the loss.` : `Dashed: how rows fade. In full: how they should move. To keep ${V.dlog(now()) > 0 ? "less" : "more"} before ${names([now()])} would lower the loss.`) },
+      caption: () => (Math.abs(V.dlog(now())) < 5e-5 ? `How much fades before ${names([now()])} ${matters(V.dlog(now()))} to the loss.` : `Dashed: how rows fade. In full: how they should move. To keep ${V.dlog(now()) > 0 ? "less" : "more"} before ${names([now()])} would lower the loss.`) },
   ],
   time: { steps: () => J.length, name: "token", first: () => J.length - 1 },
   board,
@@ -389,7 +392,7 @@ tour({
   tasks: [
     { say: "write more firmly (β, or longer keys), until the newest token is remembered to within 0.1", done: () => size([states(J.length)].map((memory) => asked(memory, keyOf(J.length - 1)).map((x, e) => x - DATA.v[J.length - 1][e]))) < 0.1 },
     { say: "lengthen the keys until a writing overshoots: β k · k is more than 1", done: () => J.some((j) => K.beta * along(j, j) > 1 + 1e-9) },
-    { say: "let the memory fade (decay) until less than a tenth of the first token is left", done: () => K.log_decay * (J.length - 1) < Math.log(0.1) },
+    { say: "let the memory fade (decay) until fading leaves less than a tenth of what the first token wrote", done: () => K.log_decay * (J.length - 1) < Math.log(0.1) },
     { say: "drag values, or the target t (backwards), until o meets t", done: () => size(E.map((e) => V.o(S.i, e) - DATA.target[e])) < 0.1 },
   ],
   height: (W) => (W < 420 ? 112 : Math.min(450, Math.round(W * 0.46))),

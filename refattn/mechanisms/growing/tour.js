@@ -100,16 +100,16 @@ const quantities = {
   Fm: { id: "GROW.10", axes: "ab", symbol: "F", what: "kernel after the step", of: (a, b) => sub(M(a, b), div(mul(knob("amplitude"), way(a, b)), nu())) },
   WF: { axes: "ra", what: "W times F", of: (r, b) => over(features(), (a) => mul(white(r, a), Fm(a, b))) },
   Kw: { axes: "rz", symbol: "Z_F", what: "kernel after the step in units of cost", of: (r, z) => over(features(), (b) => mul(WF(r, b), white(z, b))) },
-  size: { axes: "r", symbol: "value", what: "singular value of Z_F", values: () => rid(svd(matrix(V.Kw)).values) },
+  size: { axes: "r", symbol: "value", what: "singular value of F in units of cost", values: () => rid(svd(matrix(V.Kw)).values) },
   kept: { axes: "r", symbol: "kept", what: "singular value that is kept", of: (r) => choose(isTrue(r < K.width + V.c(), r < K.width + V.c() ? "it is among the largest" : "there is no column for it"), F.size(r), 0) },
-  cut: { axes: "rz", symbol: "Z_F'", what: "Z_F cut to its rank", values: () => nearest(matrix(V.Kw), K.width + V.c()) },
+  cut: { axes: "rz", symbol: "Z_F'", what: "that kernel, cut to its rank", values: () => nearest(matrix(V.Kw), K.width + V.c()) },
   VK: { axes: "ar", symbol: "W⁻¹ Z_F'", what: "the inverse of W times the cut kernel", of: (a, z) => over(features(), (r) => mul(back(a, r), cut(r, z))) },
   Mn: { id: "GROW.13", axes: "ab", symbol: "M'", what: "new kernel", of: (a, b) => over(features(), (z) => mul(VK(a, z), back(b, z))) },
   L: { axes: "au", what: "left factor", values: () => factors().l },
   R: { axes: "au", what: "right factor", values: () => factors().r },
   O: { axes: "uv", what: "rotation to the old columns", values: () => factors().o },
-  wqn: { axes: "au", symbol: "w_q'", what: "new column of queries", of: (a, n) => div(over(news(), (u) => mul(L(a, u), O(u, n))), sqrt(scaled())) },
-  wkn: { axes: "au", symbol: "w_k'", what: "new column of keys", of: (a, n) => div(over(news(), (u) => mul(R(a, u), O(u, n))), sqrt(scaled())) },
+  wqn: { axes: "au", symbol: "w_q'", what: "column of queries after growing", of: (a, n) => div(over(news(), (u) => mul(L(a, u), O(u, n))), sqrt(scaled())) },
+  wkn: { axes: "au", symbol: "w_k'", what: "column of keys after growing", of: (a, n) => div(over(news(), (u) => mul(R(a, u), O(u, n))), sqrt(scaled())) },
   Mkn: { axes: "ia", symbol: "yM'", what: "token times new kernel", of: (i, b) => over(features(), (a) => mul(y(i, a), Mn(a, b))) },
   sn: { axes: "ij", symbol: "s'", what: "score after", of: (i, j) => over(features(), (b) => mul(F.Mkn(i, b), y(j, b))) },
   wn: { axes: "ij", symbol: "w'", what: "weight after", of: (i, j) => div(exp(sn(i, j)), over(J, (l) => exp(sn(i, l)))) },
@@ -165,7 +165,7 @@ const weightMap = (key, name, x, side, y, high) => [
 
 // Matrices in a row with what is between them, as large as there is room, each with its name above it.
 function matrices(b, parts) {
-  const high = Math.max(...parts.map((part) => part.rows ?? 0)), room = (part) => part.wide ?? (part.length < 2 ? 0.85 : b.narrow ? 1.8 : 1.2), units = parts.reduce((past, part) => past + room(part), 0), head = b.narrow ? 16 : 30;
+  const high = Math.max(...parts.map((part) => part.rows ?? 0)), room = (part) => part.wide ?? (part.length < 2 ? 0.85 : part.length > 6 ? 2 : b.narrow ? 1.8 : 1.2), units = parts.reduce((past, part) => past + room(part), 0), head = b.narrow ? 16 : 30;
   const side = Math.min((b.wide - 4) / units, (b.size - head) / high, 60), middle = b.top + head + (b.size - head) / 2;
   let x = b.left;
   return parts.map((part) => {
@@ -174,11 +174,11 @@ function matrices(b, parts) {
     if (typeof part === "string") return text(from + wide / 2, middle + 5, part, { "text-anchor": "middle" });
     const top = middle - (part.rows * side) / 2, size = part.size ?? (Math.max(...range(part.rows).flatMap((m) => range(part.wide).map((n) => Math.abs(part.value(m, n))))) || 1);
     return [
-      text(from + wide / 2, top - (part.tokens ? 17 : 7), part.label, { "text-anchor": "middle", class: "name" }),
+      text(from + wide / 2, top - (part.tokens ? 17 : part.from < part.wide ? 11 : 7), part.label, { "text-anchor": "middle", class: "name" }),
       part.tokens ? J.map((j) => point(`${part.key}.head.${j}`, from + (j + 0.5) * side, top - 7, Math.min(4, side / 4), j)) : [],
       range(part.rows).map((m) => range(part.wide).map((n) => [
         cell(`${part.key}.${m}.${n}`, from + n * side + 0.5, top + m * side + 0.5, side - 1, side - 1, part.value(m, n), size, part.ref ? { "data-ref": part.ref(m, n) } : {}),
-        side < 41 ? "" : text(from + (n + 0.5) * side, top + (m + 0.5) * side + 4, show(part.value(m, n)), { "text-anchor": "middle", "font-size": 11.5 }),
+        side < 41 ? "" : text(from + (n + 0.5) * side, top + (m + 0.5) * side + 4, show(part.value(m, n)), { "text-anchor": "middle", "font-size": Math.min(11.5, 0.225 * side) }),
       ])),
       part.from < part.wide ? mark(`${part.key}.new`, "rect", { x: from + part.from * side - 1, y: top - 2, width: (part.wide - part.from) * side + 2, height: part.rows * side + 4, rx: 3, class: "frame" }) : [],
       part.tokens ? mark(`${part.key}.row`, "rect", { x: from - 1, y: top + S.i * side - 1, width: wide + 2, height: side + 2, rx: 3, class: "hair" }) : [],
@@ -244,6 +244,14 @@ function reached(b) {
   return matrices(b, [square("G", "G", size), "=", old, "+", square("H", "H", size)]);
 }
 
+// Both matrices of the grown head, each from its factor and O; and the old columns.
+function split(b) {
+  if (b.narrow) return matrices(b, ["q", "k"].flatMap((letter, n) => [n ? "" : [], tall(below("w", letter), `w${letter}`, K.width), "→", grown(letter, `w${letter}n`)].flat()));
+  const half = { ...b, size: 0.48 * b.size }, low = { ...half, top: b.top + 0.52 * b.size }, turn = (key) => of("O", "O", K.width + V.c(), K.width + V.c(), { key });
+  const side = (at, factor, letter) => matrices(at, [tall(factor, factor, K.width + V.c()), "×", turn(`O ${letter}`), `/ √${show(V.scale())} =`, grown(letter, `w${letter}n`), "", tall(`${below("w", letter)}<tspan dy="-3">, old</tspan>`, `w${letter}`, K.width)]);
+  return [side(half, "L", "q"), side(low, "R", "k")];
+}
+
 // Of the first card, the turn and the gallery: the weights of all words, as they are wanted, before and after; if there
 // is room, what new columns are worth.
 function picture(W, H, small) {
@@ -265,14 +273,14 @@ const forward = [
     caption: () => `A blue cell is above 0, an orange one below. Left, the weights that this kernel makes: row ${word()} is who it attends to.`,
     alt: "The columns of queries times those of keys are the kernel",
     say: () => `Each token has a query (what it looks for), made by w<sub>q</sub>, and a key (what it offers), made by w<sub>k</sub>. For scores only the product M counts. ${K.width === 1 ? "All its rows are multiples of one row. That is called rank 1." : `It is a sum of ${K.width} matrices whose rows are multiples of one row, so its rank is ${K.width} at most.`}` },
-  { title: "Too much, too little", formula: "ds = w - p", show: [["s[i]", "w[i]", "wanted[i]", "g[i]"]], pick: () => ["g", S.i, worst()],
+  { title: "Too much, too little", label: "the gradient of a score", formula: "ds = w - p", show: [["s[i]", "w[i]", "wanted[i]", "g[i]"]], pick: () => ["g", S.i, worst()],
     heading: "where weights are too large (blue) and too small (orange)", draw: (b) => matrices(b, [pairs("weights", "w", 1), "−", pairs("wanted", "wanted", 1), "=", pairs("ds", "g", 1)]),
     caption: () => `${word()} should attend ${V.g(S.i, worst()) < 0 ? "more" : "less"} to ${names([worst()])}, by ${show(Math.abs(V.g(S.i, worst())))}.`,
     alt: "The weights minus the wanted ones",
-    say: () => `Scores make weights w by a softmax, and the weights p are wanted. ds, the gradient of a score, says how much too much weight a token gets; below 0 it gets too little. Here ${word()} should attend ${
+    say: () => `Scores make weights w by a softmax, and the weights p are wanted. The loss is how far w is from p: p log(p / w), added up over each row (the Kullback–Leibler divergence) and then over all rows. ds, the gradient of a score, says how much too much weight a token gets; below 0 it gets too little. Here ${word()} should attend ${
       V.g(S.i, worst()) < 0 ? "more" : "less"} to ${names([worst()])}.` },
   { title: "What the loss asks of the kernel", label: "the gradient of M", formula: "N = y^T ds y", show: [["N"], ["y"]], pick: () => ["N", ...largest(V.N)],
-    bars: ["g", "ds"], heading: "what the loss asks of the kernel", draw: (b) => matrices(b, [turned(tokens(), "yᵀ"), "×", { ...pairs("ds", "g"), tokens: false }, "×", tokens(), "=", square("N", "N")]),
+    bars: ["g", "ds"], heading: "what the loss asks of the kernel", draw: (b) => matrices(b, [turned(tokens(), "yᵀ"), "×", { ...pairs("ds", "g", 1), tokens: false }, "×", tokens(), "=", square("N", "N")]),
     caption: () => `N has rank ${rank()}, and a head of ${columns(K.width)} can only make kernels of rank ${K.width}.`,
     alt: "Tokens times the gradient times tokens is N",
     say: "The rows of y are the tokens, each with its features. Scores are y M yᵀ, so N, the gradient of M, is put together of ds and features of both tokens. N may have any rank: the loss can ask for what so few columns cannot make." },
@@ -283,14 +291,14 @@ const forward = [
     say: "A gradient can be trusted only for small changes of the scores. So a change of M costs what it changes in them (the root of the mean square): more where tokens have large features. C adds up their products. With one sequence, b = 1, A is C." },
   { id: "GROW.4", title: "A price for each direction", show: [["lambda", "rho"]], pick: () => ["rho", WIDE - 1],
     bars: ["g", "ds"], heading: "the price ρ of each direction, and the direction below it", draw: (b) => upright(b, features().map((n) => V.rho(n)), "rho", features().map((n) => features().map((a) => [V.U(a, n)]))),
-    caption: () => `The dearest direction costs ${show(V.rho(WIDE - 1) / V.rho(0))} times as much as the cheapest: tokens reach that much further along it.`,
+    caption: () => `The dearest direction costs ${show(V.rho(WIDE - 1) / V.rho(0))} times as much as the cheapest. Tokens reach ${show(Math.sqrt(V.lambda(WIDE - 1) / V.lambda(0)))} times as far along it${K.damping ? "; the damping makes the difference" : ""}.`,
     alt: "A bar for the price of each direction",
     say: () => `A has ${WIDE} directions at right angles (its eigenvectors). For each, the eigenvalue λ says how far the tokens reach along it. Its root ρ is the price of a change in that direction. The damping adds a little to every λ, so that no direction is free.` },
   { id: "GROW.5", title: "The gradient in units of cost", show: [["G"], ["N"]], pick: () => ["G", ...largest(V.G)],
     bars: ["g", "ds"], heading: "the gradient in units of cost", draw: (b) => matrices(b, [turned(square("", "back"), "W⁻ᵀ"), "×", square("N", "N"), "×", square("W⁻¹", "back"), "=", square("G", "G")]),
-    caption: "A cell of N is for a pair of features, one of G for a pair of directions, divided by both prices: cheap pairs become larger than dear ones.",
+    caption: "A cell of N is for a pair of features, one of G for a pair of directions, divided by both prices: cheap pairs gain against dear ones.",
     alt: "The gradient, from both sides times the inverse of W, is G",
-    say: "W has a row for each direction, multiplied by its price. If M changes by E, the scores change by the size of W E Wᵀ. So we measure changes of M in this unit. G is the gradient N in the same unit: it is large where a change gains much and costs little." },
+    say: "W has a row for each direction, multiplied by its price. Write a change of M as E: W E Wᵀ has the size of the change of the scores, so we measure E by it. N · E, element by element and added up, is the change of the loss; G · (W E Wᵀ) has to be the same: hence the inverses. G is large where a change gains much and costs little." },
   { id: "GROW.6", title: "What is out of reach", show: [["H"], ["G"]], pick: () => ["H", ...largest(V.H)],
     bars: ["g", "ds"], heading: "what old columns can follow, and what is left", draw: reached,
     caption: () => `${percent(reach())} of the squares of G are in H, which only new columns can make.`,
@@ -301,22 +309,22 @@ const forward = [
     bars: ["g", "ds"], heading: "bars: the part of each matrix of rank 1 in H; dashed: the least part", draw: (b) => worth(b),
     caption: () => `Each bar is the part of one matrix in all of H. Above the dashed line, ${percent(K.share)}, it is worth a column: ${V.c() ? `${columns(V.c())} more` : "none"}.`,
     alt: "A bar for each singular value of H",
-    say: () => `H is a sum of matrices of rank 1, and one new column on both sides can make one of them. Its size σ is called a singular value; σ² is what the column is worth. Which columns to add follows from steps 9 to 11, where old and new ones move together.` },
+    say: () => `H is a sum of matrices of rank 1, and one new column on both sides can make one of them. Its size σ is called a singular value; σ² is what the column is worth. H only decides how many columns to add. The columns themselves come from the singular value decomposition (SVD) of step 10, as old and new ones move together.` },
   { id: ["GROW.8", "GROW.9", "GROW.10"], title: "Move the kernel", show: [["Fm"], ["D"], ["nu"]], pick: () => ["Fm", ...largest(V.D)],
-    bars: after, heading: "the loss by how far the kernel moves, and what a search tries", draw: (b) => losses(b, (X, _, far, inside) => tried().filter(([a]) => a <= far).map(([a, z], n) => [mark(`tried.${n}`, "circle", { cx: X(a), cy: inside(z), r: b.narrow ? 3.5 : 6, class: "sink" }), b.narrow ? [] : label(`order.${n}`, X(a) + 9, inside(z) - 8, show(a), { class: "name" })])),
-    caption: () => `The blue point is the step. Rings, with their amplitudes, are what a search tries: ${V.best() > 0 ? `it takes ${show(V.best())}` : "none of them helps"}. The dotted curve has no new columns.`,
+    bars: ["wn", "weights after step 10"], heading: "the loss by how far the kernel moves, and what a search tries", draw: (b) => losses(b, (X, _, far, inside) => tried().filter(([a]) => a <= far).map(([a, z], n) => [mark(`tried.${n}`, "circle", { cx: X(a), cy: inside(z), r: b.narrow ? 3.5 : 6, class: "sink" }), b.narrow ? [] : label(`order.${n}`, X(a) + 9, inside(z) - 8, show(a), { class: "name" })])),
+    caption: () => `The blue point is the step, rings are what a search tries: ${V.best() > 0 ? `it takes ${show(V.best())}` : "none of them helps"}. Dotted: no new columns${TYPED ? "" : `, so the cut keeps the old part${K.width > 1 ? "s" : ""} until an added one outgrows ${K.width > 1 ? "them" : "it"}`}.`,
     alt: "The loss by the amplitude, and what a search tries",
-    say: () => `D is G, turned back into a change of M. It is all of G, not H alone, as old and new columns move together. M moves against D. The unit ν makes an amplitude of 1 change the scores by about 1 (root of the mean square); here they change by ${show(change())}. The result F may have any rank.` },
-  { id: ["GROW.12", "GROW.13"], title: "Cut to the columns there are", show: [["size", "kept"], ["Mn"]], pick: () => ["kept", Math.min(WIDE - 1, K.width + V.c() - 1)],
+    say: () => `D is G, turned back into a change of M. It is all of G, not H alone, as old and new columns move together. M moves against D. The unit ν makes an amplitude of 1 change the scores by about 1 (root of the mean square); here they change by ${show(change())}. The result F may have any rank; weights and losses in the picture are those after its cut (step 10).` },
+  { id: ["GROW.12", "GROW.13"], title: "Cut to the columns there are", show: [["size", "kept"], ["Mn"]], pick: () => ["Mn", ...largest(V.Mn)],
     bars: after, heading: () => `singular values of F in units of cost; blue: kept, for ${columns(K.width + V.c())}`, draw: (b) => upright(b, features().map((n) => V.size(n)), "size", pieces(matrix(V.Kw)), { counts: (n) => n < K.width + V.c() }),
     caption: () => `A bar for each matrix of rank 1 in F. ${K.width + V.c() < WIDE ? `Kept: ${K.width + V.c()} of ${WIDE}. The pale ones are cut off.` : "All are kept."}`,
     alt: "A bar for each singular value of the kernel after the step",
-    say: () => `The kernel of a head with ${columns(K.width + V.c())} has at most that rank, but F may have more. So F is cut, in units of cost (Z<sub>F</sub>, GROW.11): only the largest singular values are kept. Turned back, this is M', the kernel nearest to F that the grown head can make.` },
+    say: () => `The kernel of a head with ${columns(K.width + V.c())} has at most that rank, but F may have more. So F is cut, in units of cost (Z<sub>F</sub>, GROW.11): only the d + c largest singular values are kept, for d old columns (${K.width}) and c new ones (${V.c()}). Turned back, this is M', the kernel nearest to F that the grown head can make.` },
   { id: ["GROW.17", "GROW.18"], title: "Back to two matrices", also: { label: "why O changes no score", formula: "M' = L R^T = (L O) (R O)^T" },
-    bars: ["wn", "weights, grown"], heading: "columns, grown: new ones in a frame", draw: (b) => matrices(b, [tall(below("w", "q"), "wq", K.width), "→", grown("q", "wqn"), "", tall(below("w", "k"), "wk", K.width), "→", grown("k", "wkn")]),
+    bars: ["wn", "weights, grown"], heading: "L, R and O make the columns; framed: new ones; right: before", draw: split,
     caption: () => `${V.c() ? `In frames: the new columns, ${V.c()} on each side.` : "No column is new."} Old ones have moved, too. Left, the weights that the grown head has.`,
     alt: "The columns of queries and keys before and after",
-    show: [["wq", "wqn"], ["wk", "wkn"]], pick: () => ["wqn", 0, Math.min(K.width, K.width + V.c() - 1)],
+    show: [["wq", "wqn"], ["wk", "wkn"], ["L", "R"], ["O"]], pick: () => ["wqn", 0, Math.min(K.width, K.width + V.c() - 1)],
     say: () => `M' is split into two matrices, L and R, equally large (GROW.14, GROW.15). A rotation O, the same for both, brings the old columns near to where they were (GROW.16)${V.c() ? "; the new ones stand behind them" : ""}.` },
 ];
 const backward = [

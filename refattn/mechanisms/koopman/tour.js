@@ -72,7 +72,7 @@ const quantities = {
   N: { id: "KOOP.7", passes: 1, axes: "tlo", symbol: "mixtures", what: "share of a key in the mixture that the start of a move is read as", of: (u, m, j) => sum(J.map((n) => mul(B(u, m, n), Ginv(n, j)))) },
   Z: { id: "KOOP.8", passes: 1, axes: "tlr", symbol: "overlap", what: "how like the starts of two moves are to each other", of: (u, m, r) => sum(J.map((j) => mul(N(u, m, j), B(u, r, j)))) },
   AG: { axes: "tlo", symbol: "fit gram", what: "list that a move leads to", of: (u, m, j) => sum(J.map((n) => mul(A(u, m, n), G(n, j)))) },
-  P: { axes: "tlo", symbol: "start koopman", what: "list that the matrix makes of the start of a move", of: (u, m, j) => sum(range(u).map((r) => mul(Z(u, m, r), AG(u, r, j)))) },
+  P: { axes: "tlo", symbol: "overlap fit gram", what: "list that the fit makes of the start of a move", of: (u, m, j) => sum(range(u).map((r) => mul(Z(u, m, r), AG(u, r, j)))) },
   A: {
     id: "KOOP.9", passes: 1, axes: "tlj", symbol: "fit", what: "share of a key in what a move contributes, for each of overlap",
     values: () => lazily((u) => sylvester(u, (m, j) => V.Y(u, m, j))),
@@ -211,6 +211,9 @@ const gradient = (n) => D.map((e) => (n < K.updates ? V.dx(n, e) : V.dnext(n - 1
 // How far the map that update u fits misses the end of a move that it is fitted to, at most.
 const misses = (u) => Math.max(...range(u).map((m) => apart(mapped(u, place(V.x, m)), place(V.x, m + 1))));
 
+// Whether the rows of one_move, and the ends of the moves that they are made of, lie nearly on one line with 0.
+const lined = (u) => [J.map((j) => place((l, e) => V.one(u, l, e), j)), range(u).map((m) => place(V.x, m + 1))].every((points) => { const { values } = svd(points); return (values[1] ?? 0) < 0.1 * values[0]; });
+
 // How far the operator's list for the end of the last move is from what it was, at most.
 const gap = () => Math.max(...J.map((o) => Math.abs(V.answer(fitted(), o) - V.ended(fitted(), o))));
 
@@ -237,25 +240,26 @@ function field(u, b, on, like, gap) {
 }
 const given = { k: DATA.k.map(flat), v: DATA.v.map(flat), q: DATA.q.map(flat), target: flat(DATA.target) }; // a plane stays while points are dragged
 const moment = () => S.at ?? S.t;
-// The plane: keys as squares, values as points, each as large as its weight in update u, and the path up to x_until.
-function scene(b, u, until, { ties = true, names = !b.narrow, goal = false } = {}) {
-  const path = range(K.updates + 1).map((p) => flat(place(V.x, p))), on = plane(b.left, b.top, b.size, [...given.k, ...given.v, given.q[S.i], ...path, ...(goal ? [given.target] : [])], b.wide);
-  const keys = J.map((j) => flat(place((l, e) => V.k(l, e), j))), values = J.map((j) => flat(place((l, e) => V.v(l, e), j))), big = b.narrow ? 0.6 : 1, spot = (p) => [on.X(p), on.Y(p)];
+// The plane: keys as squares, values as points, each as large as its weight in update u, and the path up to x_until; or
+// what of them is `near` these points, where nothing is dragged.
+function scene(b, u, until, { ties = true, names = !b.narrow, goal = false, near } = {}) {
+  const path = range(K.updates + 1).map((p) => flat(place(V.x, p))), on = plane(b.left, b.top, b.size, near ?? [...given.k, ...given.v, given.q[S.i], ...path, ...(goal ? [given.target] : [])], b.wide);
+  const keys = J.map((j) => flat(place((l, e) => V.k(l, e), j))), values = J.map((j) => flat(place((l, e) => V.v(l, e), j))), big = b.narrow ? 0.6 : 1, spot = (p) => [on.X(p), on.Y(p)], inside = (p) => !near || spot(p).every((z, e) => z > on.box[e] && z < on.box[e + 2]), held = (told) => (near ? {} : { "aria-label": told });
   const half = J.map((j) => big * (4 + 5 * Math.sqrt(V.w(u, j)))), seen = path.slice(0, until + 1);
   const boxes = [...keys, ...values, ...path].map((p) => [on.X(p) - 4, on.Y(p) - 4, on.X(p) + 4, on.Y(p) + 4]), named = names ? labels(b.left + b.wide, b.top + b.size, 13, [], b.left, b.top, boxes) : () => "";
   const drawn = [
     on.ground,
     J.map((j) => (ties ? line(`tie.${j}`, [spot(keys[j]), spot(values[j])], { class: "flow", style: `stroke:${color(j)}`, "stroke-width": big * (1 + 4 * Math.sqrt(V.w(u, j))) }) : [])),
-    J.map((j) => [
+    J.filter((j) => inside(keys[j])).map((j) => [
       ties ? point(`value.${j}`, ...spot(values[j]), half[j], j, { "aria-label": `drag the value of ${DATA.tokens[j]}` }, (px, py) => put(DATA.v[j], on.back(px, py))) : [],
-      mark(`dot.${j}`, "rect", { x: on.X(keys[j]) - half[j], y: on.Y(keys[j]) - half[j], width: 2 * half[j], height: 2 * half[j], style: `fill:${color(j)}`, class: "dot", "aria-label": `drag the key of ${DATA.tokens[j]}` }, "", (px, py) => put(DATA.k[j], on.back(px, py))),
+      mark(`dot.${j}`, "rect", { x: on.X(keys[j]) - half[j], y: on.Y(keys[j]) - half[j], width: 2 * half[j], height: 2 * half[j], style: `fill:${color(j)}`, class: "dot", ...held(`drag the key of ${DATA.tokens[j]}`) }, "", near ? undefined : (px, py) => put(DATA.k[j], on.back(px, py))),
       named(DATA.tokens[j], ...spot(keys[j]), half[j], j === S.i ? "name strong" : "name"),
     ]),
     line("path", seen.length > 1 ? seen.map(spot) : [spot(path[0]), spot(path[0])], { class: "line", style: `stroke:${color(S.i)}` }),
-    seen.map((p, n) => [
-      n === 0 ? mark("x.0", "circle", { cx: on.X(p), cy: on.Y(p), r: 6 * big, class: "sink", style: `stroke:${color(S.i)}`, "aria-label": "drag the query" }, "", (px, py) => put(DATA.q[S.i], on.back(px, py))) : point(`x.${n}`, ...spot(p), 5 * big, S.i),
+    seen.map((p, n) => (inside(p) ? [
+      n === 0 ? mark("x.0", "circle", { cx: on.X(p), cy: on.Y(p), r: 6 * big, class: "sink", style: `stroke:${color(S.i)}`, ...held("drag the query") }, "", near ? undefined : (px, py) => put(DATA.q[S.i], on.back(px, py))) : point(`x.${n}`, ...spot(p), 5 * big, S.i),
       named(nth(n), ...spot(p), 6, "name", [1, 3, 2, 0]),
-    ]),
+    ] : [])),
     goal ? [cross("goal", ...spot(flat(DATA.target)), 5 * big), mark("goal hold", "circle", { cx: on.X(DATA.target), cy: on.Y(flat(DATA.target)), r: 12, class: "ground", "aria-label": "drag the goal" }, "", (px, py) => put(DATA.target, on.back(px, py))), named("goal", ...spot(flat(DATA.target)), 7, "name strong", [2, 3, 1, 0])] : [],
   ];
   return { on, keys, values, path, spot, big, named, drawn };
@@ -293,7 +297,7 @@ function stack(b, all) {
     y = top + high;
     return [
       b.narrow ? "" : text(b.left, top - (heads ? 22 : 9), title, { class: "title" }) + matrix.map((_, m) => text(x - 8, top + (m + 0.5) * row + 4, called(m), { "text-anchor": "end" })).join(""),
-      heads ? J.map((j) => point(`${n ? "head" : "dot"}.${j}`, x + (j + 0.5) * wide, top - (b.narrow ? 5 : 8), b.narrow ? 2.5 : 4.5, j)) : [],
+      heads ? J.map((j) => point(`${["dot", "head", "heads"][n]}.${j}`, x + (j + 0.5) * wide, top - (b.narrow ? 5 : 8), b.narrow ? 2.5 : 4.5, j)) : [],
       grid(key, x, top, wide * matrix[0].length, high, matrix, ref),
     ];
   });
@@ -330,20 +334,24 @@ const pictures = {
   attend: (b, u = shown()) => { const on = scene(b, u, u); return [on.drawn, legs(on, u, on.named).filter((one) => one?.key !== "move")]; },
   list: (b) => {
     const u = shown(), on = scene(b, u, u, { ties: false }), here = on.spot(on.path[u]), unit = on.on.unit;
-    return [on.drawn, [1, 2].filter((n) => n * Math.sqrt(d) * unit < 0.5 * b.size).map((n) => mark(`near.${n}`, "circle", { cx: here[0], cy: here[1], r: n * Math.sqrt(d) * unit, class: "ghost" })), J.map((j) => line(`like.${j}`, [here, on.spot(on.keys[j])], { class: "flow", style: `stroke:${color(j)}`, "stroke-width": Math.max(0.5, 9 * nearness(place(V.x, u), j)) }))];
+    return [on.drawn, [1, 2].filter((n) => n * Math.sqrt(d) * unit < 0.5 * b.size).map((n) => [mark(`near.${n}`, "circle", { cx: here[0], cy: here[1], r: n * Math.sqrt(d) * unit, class: "ghost" }), on.named(`exp = ${Math.exp(-n * n / 2).toFixed(2)}`, ...here, n * Math.sqrt(d) * unit, "name", [1, 0, 2, 3])]), J.map((j) => line(`like.${j}`, [here, on.spot(on.keys[j])], { class: "flow", style: `stroke:${color(j)}`, "stroke-width": Math.max(0.5, 9 * nearness(place(V.x, u), j)) }))];
   },
   mixture: (b, u = fitted()) => product(b, list(V.N, u, 0), `N.${u}.0`, J.map((j) => J.map((n) => V.G(j, n))), (j, n) => `G.${j}.${n}`, [["start", list(V.B, u, 0), `B.${u}.0`]]),
   operator: (b, u = fitted()) => product(b, list(V.began, u), `began.${u}`, square(V.op, u), (j, n) => `op.${u}.${j}.${n}`, [["list out", list(V.answer, u), `answer.${u}`], [nth(u), list(V.ended, u), `ended.${u}`]]),
   back: (b, u = fitted()) => { const on = scene(b, u, u, { ties: false }); return [on.drawn[0], mapping(b, u, on), on.drawn.slice(1)]; },
   onward: (b) => {
-    const u = fitted(), on = scene(b, u, u, { ties: false });
-    let here = [0, 0];
-    const chain = J.map((j) => { const from = here; here = flat(D.map((e, n) => (n < 2 ? from[n] : 0) + V.ga(u, j) * V.one(u, j, e))); return vector(`chain.${j}`, ...on.spot(from), ...on.spot(here), { style: `stroke:${color(j)}` }); });
+    const u = fitted(), sums = J.reduce((past, j) => [...past, past.at(-1).map((z, e) => z + V.ga(u, j) * V.one(u, j, e))], [D.map(() => 0)]).map(flat);
+    const on = scene(b, u, u, { ties: false, near: [...sums, ...[V.x, V.a].map((quantity) => flat(place(quantity, u)))] });
+    const spots = sums.map(on.spot), way = spots[0].map((z, e) => spots.at(-1)[e] - z), aside = lined(u) ? (b.narrow ? 2.5 : 9) / (Math.hypot(...way) || 1) : 0;
+    const chain = J.map((j) => {
+      const by = aside * (j - (J.length - 1) / 2), [from, to] = [spots[j], spots[j + 1]].map(([px, py]) => [px - by * way[1], py + by * way[0]]);
+      return vector(`chain.${j}`, ...from, ...to, { style: `stroke:${color(j)}` });
+    });
     return [on.drawn.filter((one) => one.key !== "path"), legs(on, u, on.named).filter((one) => one?.key !== "move"), chain, vector("moved", ...on.spot(flat(place(V.a, u))), ...on.spot(flat(place(V.map, u))), { class: "vector thick" })];
   },
   ask: (b) => {
-    const u = fitted(), on = scene(b, u, u + 1, { ties: false }), then = flat(mapped(u, place(V.next, u))), twice = flat(D.map((e) => J.reduce((past, j) => past + V.ga(u, j) * V.two(u, j, e), 0)));
-    return [on.drawn[0], mapping(b, u, on, false), on.drawn.slice(1), legs(on, u, on.named), vector("then", ...on.spot(flat(place(V.next, u))), ...on.spot(then)), cross("twice", ...on.spot(twice), 6 * on.big)];
+    const u = fitted(), [then, twice, ...way] = [mapped(u, place(V.next, u)), D.map((e) => J.reduce((past, j) => past + V.ga(u, j) * V.two(u, j, e), 0)), ...[V.x, V.a].map((quantity) => place(quantity, u)), place(V.x, u + 1)].map(flat), on = scene(b, u, u + 1, { ties: false, near: [then, twice, ...way] });
+    return [on.drawn.filter((one) => one.key !== "path"), legs(on, u, on.named), vector("then", ...on.spot(flat(place(V.next, u))), ...on.spot(then)), cross("twice", ...on.spot(twice), 6 * on.big), on.named("by the matrix", ...on.spot(twice), 6, "name strong", [3, 1, 0, 2])];
   },
   wish: (b) => {
     const on = scene(b, K.updates - 1, K.updates, { ties: false, goal: true }), end = on.spot(on.path.at(-1)), goal = on.spot(flat(DATA.target)), far = Math.hypot(end[0] - goal[0], end[1] - goal[1]);
@@ -383,14 +391,14 @@ const last = { when: "last", timed: true }, fit = { ...last, since: 1 };
 const forward = [
   { id: ["KOOP.2", "KOOP.3", "KOOP.4"], title: "Attend", when: "first", timed: true, show: [["k", "s", "w", "v"], ["x", "a"]], pick: () => ["w", shown(), best(shown())],
     bars: () => ["w", "weight", [shown()]], heading: "keys (squares), values (points), and where attention leads", draw: pictures.attend,
-    caption: () => `Update ${shown() + 1}: from ${nth(shown())} attention leads along the dashed line to the attended point; most of it comes from ${names([best(shown())])}.`,
+    caption: () => `${S.t < K.updates ? "Next, update" : "Update"} ${shown() + 1}: from ${nth(shown())} attention leads along the dashed line to the attended point; most of it comes from ${names([best(shown())])}.`,
     alt: "The plane with keys, values and the attended point",
-    say: "Each word has a query (what it looks for), a key (what it offers) and a value (what it hands over). The query, at x, is compared with all keys. Attention leads to the mean of the values by these weights, the attended point; in update 1 the query goes there." },
+    say: "Each word has a query (what it looks for), a key (what it offers) and a value (what it hands over). The query, at x<sub>m</sub> after m moves, is compared with all keys. Attention leads to the mean of the values by these weights, the attended point; in update 1 the query goes there." },
   { title: "Describe a point by a list", label: "how alike the point and the key of word j are", formula: "g_j(x) = kernel(x, k_j) = x . k_j + exp(-r^2 / (2 d))", ...last, show: [["k", "g"], ["x"]], pick: () => ["g", shown(), best(shown())],
-    bars: () => ["g", `list g(${nth(shown())})`, [shown()]], heading: () => `how near ${nth(shown())} is to each key; dashed: exp is 0.61 and 0.14`, draw: pictures.list,
+    bars: () => ["g", `list g(${nth(shown())})`, [shown()]], heading: () => `how near ${nth(shown())} is to each key; on a dashed circle exp is the same`, draw: pictures.list,
     caption: () => `The line to a key is as thick as the key is near. Of the list of ${nth(shown())}, the largest number is that of ${names([most(list(V.g, shown()))])}.`,
     alt: "The plane with lines from the point to all keys",
-    say: () => `A point is now described by how alike it is to each key: a list of ${J.length} numbers, g(x). Each adds how far both point the same way, x · k, and how near they are, by their distance r; d = ${d} is their size. exp is curved, so a matrix of lists makes moves that are not linear in x.` },
+    say: () => `A point is now described by how alike it is to each key: a list of ${J.length} numbers, g(x). Each adds how far both point the same way, x · k, and how near they are, by their distance r; d = ${d} is the number of coordinates. exp is curved, so a matrix of lists makes moves that are not linear in x.` },
   { id: ["KOOP.5", "KOOP.6"], title: "Write the moves down", ...fit, show: [["B"], ["Y"]], pick: () => ["B", fitted(), fitted() - 1, best(fitted())],
     bars: () => ["B", `start of ${move(fitted() - 1)}`, [fitted(), fitted() - 1]], draw: (b, u = fitted()) => stack(b, [moves(u, "start: where each move began", "B", "start"), moves(u, "end: where it ended", "Y", "end")]),
     caption: () => (shown() ? `Above, the lists where moves began; below, where they ended. The end of a move is the start of the next.` : "In the first update there is no fit yet; this picture is that of the second."),
@@ -400,17 +408,17 @@ const forward = [
     bars: () => ["N", "mixture of move 1", [fitted(), 0]], heading: "the mixture, times gram, is the list", draw: pictures.mixture,
     caption: () => (shown() ? `The column is the mixture that the start of move 1 is read as: so much of each row of gram. Below, the sum of these rows: its list.` : "In the first update there is no fit yet; this picture is that of the second."),
     alt: "A column times the matrix gram is the list below it",
-    say: "The keys have lists, too: the rows of gram (twice a tiny jitter on its diagonal keeps an inverse). Any list is a mixture of these rows, and gram⁻¹ says of which. A point is then read as the same mixture of the keys; row l of mixtures is that of the start of move l." },
+    say: "The keys have lists, too: the rows of gram (twice a tiny jitter on its diagonal keeps an inverse). Any list is a mixture of these rows, and gram⁻¹ says of which. We read the point itself as the same mixture of the keys, which holds only about, as exp is curved. Row l of mixtures is that of the start of move l." },
   { id: "KOOP.8", title: "Compare the moves", ...fit, show: [["N"], ["B"], ["Z"]], pick: () => ["Z", fitted(), 0, fitted() - 1],
     bars: () => ["N", "mixture of move 1", [fitted(), 0]], draw: (b, u = fitted()) => stack(b, [moves(u, "mixtures", "N", "cell"), ["overlap: the starts of all moves with each other", "overlap", rowsOf(V.Z, u, range(u)), move, (m, r) => `Z.${u}.${m}.${r}`]]),
     caption: () => (shown() ? `Above the mixture of each start; below how alike the starts are, two by two. On the diagonal, each with itself.` : "In the first update there is no fit yet; this picture is that of the second."),
     alt: "The mixtures, and a square table of the moves",
-    say: "How alike are the starts of two moves? Mix the list of the second as the start of the first mixes the keys. A plain product of both lists would count two keys that are nearly the same twice; here they share." },
-  { id: "KOOP.9", title: "Fit the matrix", ...fit, show: [["A"], ["rest"]], pick: () => ["rest", fitted(), fitted() - 1, most(J.map((j) => Math.abs(V.A(fitted(), fitted() - 1, j))))],
-    bars: () => ["A", `fit of ${move(fitted() - 1)}`, [fitted(), fitted() - 1]], draw: (b, u = fitted()) => stack(b, [moves(u, "fit: what each move contributes, by overlap", "A", "cell"), moves(u, "by how much the ends are missed: ridge times fit", "rest", "rest")]),
-    caption: () => (shown() ? `Above: what each move contributes. Below: what the ends have beyond what the matrix makes of the starts. A larger ridge leaves more.` : "In the first update there is no fit yet; this picture is that of the second."),
-    alt: "The fit, and by how much it misses",
-    say: "We look for a matrix (koopman, step 7) that turns the list of each start into the list of its end. fit has a row for each move: how much a point gets of each key if it overlaps with the start of that move. The equation is solved with a ridge, which keeps fit small. So the ends are missed a little, by ridge times fit: the table below." },
+    say: "How alike are the starts of two moves? Take the mixture of the first (how much of each key) and the list of the second (how like each key), multiply them key by key, and add up. A product of both lists would count two keys that are nearly the same twice; in a mixture they share." },
+  { id: "KOOP.9", title: "Fit the matrix", ...fit, show: [["A"], ["P"], ["Y"], ["rest"]], pick: () => ["rest", fitted(), fitted() - 1, most(J.map((j) => Math.abs(V.A(fitted(), fitted() - 1, j))))],
+    bars: () => ["A", `fit of ${move(fitted() - 1)}`, [fitted(), fitted() - 1]], draw: (b, u = fitted()) => stack(b, [moves(u, "fit: the mixture of keys that each move contributes, by overlap", "A", "cell"), moves(u, "overlap · fit · gram: the list that this makes of each start", "P", "made"), moves(u, "end: the list that it should be", "Y", "end")]),
+    caption: () => (shown() ? `Above, the fit; then the list that it makes of each start; last, the list of its end. The last two differ by ridge times fit, so by more if the ridge is larger.` : "In the first update there is no fit yet; this picture is that of the second."),
+    alt: "The fit, the lists that it makes of the starts, and those of the ends",
+    say: "We look for a matrix (koopman, step 7) that turns the list of each start into the list of its end. fit has a row for each move. For a new point: overlap with each start, times that row of fit, summed, is its mixture of keys after the move. The equation is solved with a ridge, which keeps fit small. So overlap fit gram misses the ends a little, by ridge times fit, the rest." },
   { id: ["KOOP.10", "KOOP.11"], title: "The Koopman operator", ...fit, show: [["T"], ["op"], ["began", "answer", "ended"]], pick: () => ["answer", fitted(), best(fitted())],
     bars: () => ["began", `list in: g(${before(fitted())})`, [fitted()]], heading: () => `list in × koopman = list out; below, that of ${nth(fitted())}, which it should be`, draw: pictures.operator,
     caption: () => (shown() ? `In goes the list of ${nth(shown() - 1)} (column), out comes the list below. It should be that of ${nth(shown())}, the last row: no number is off by more than ${show(gap())}.` : "In the first update there is no fit yet; this picture is that of the second."),
@@ -422,20 +430,20 @@ const forward = [
     alt: "The plane with the map as arrows, and crosses where it takes the starts of moves",
     say: "From a list we have to come back to a point. The list of x times transfer is a mixture of keys, so we mix the keys themselves: that is the point one move from x. one_move does both at once. It has a row for each key, and the list of x says how much of each row to take." },
   { title: "Go one move on from where attention led", label: "one move from the attended point", formula: "moved = g(attended) one_move", ...fit, show: [["ga", "one"], ["a"], ["map"]], pick: () => ["map", fitted(), 0],
-    bars: () => ["ga", "list g(attended)", [fitted()]], heading: "likeness times one_move, key by key, end to end", draw: pictures.onward,
-    caption: () => (shown() ? `From 0, an arrow for each key: its likeness times its row of one_move. They end one move from the attended point (thick), ${show(apart(place(V.map, shown()), place(V.a, shown())))} away.` : "In the first update there is no fit yet; this picture is that of the second."),
+    bars: () => ["ga", "list g(attended)", [fitted()]], heading: "enlarged: likeness times one_move, key by key, end to end", draw: pictures.onward,
+    caption: () => (shown() ? `From 0, an arrow for each key: its likeness times its row of one_move${lined(shown()) ? ", side by side, as they lie nearly on one line" : ""}. They end one move from attended (thick), ${show(apart(place(V.map, shown()), place(V.a, shown())))} away.` : "In the first update there is no fit yet; this picture is that of the second."),
     alt: "A chain of arrows, one for each key, to the point one move on",
-    say: () => `Attention alone would stop at the attended point. Here the query goes on: if the path had come to the attended point, where would its next move have led? The list of the attended point, times one_move, is that point. ${shown() === 0 ? "" : K.epsilon === 0 ? `As epsilon is 0, it is ${nth(shown() + 1)}.` : `${nth(shown() + 1)} is ${show(apart(place(V.map, shown()), place(V.next, shown())))} from it; steps 10 and 11 say why.`}` },
+    say: () => `Attention alone would stop at the attended point. Here the query goes on: if the path had come to the attended point, where would its next move have led? The list of the attended point, times one_move, is that point. ${shown() === 0 ? "" : K.epsilon === 0 ? `As epsilon is 0, it is ${nth(shown() + 1)}.` : `${nth(shown() + 1)} is ${show(apart(place(V.map, shown()), place(V.next, shown())))} from it; steps 10 and 11 say why.`}${shown() && lined(shown()) ? ` one_move is made of the ${shown() === 1 ? "end of the one move, x₁" : `ends of the moves, x₁ to ${nth(shown())}, which lie nearly on one line with 0`}: so the arrows lie on one line, too.` : ""}` },
   { id: "KOOP.13", title: "Epsilon: two moves at once", ...fit, show: [["one", "two", "both"]], pick: () => ["both", fitted(), 0, 0],
     bars: () => ["ga", "list g(attended)", [fitted()]], heading: "a row for each key, a column for each coordinate", draw: (b, u = fitted()) => tables(b, u, ["one", "two", "both"]),
     caption: () => (shown() ? `A row for each key. The last table is the first plus epsilon, ${show(K.epsilon)}, times the second.` : "In the first update there is no fit yet; this picture is that of the second."),
     alt: "Three tables: one move, two moves, and both",
     say: () => `The matrix can act twice: koopman one_move takes a list to the point two moves on. both_moves is one_move plus epsilon times that${K.epsilon === 0 ? "; here epsilon is 0, so it is one_move" : ""}.` },
   { id: ["KOOP.14", "KOOP.15"], title: "Ask for both", ...fit, show: [["map", "t", "next"], ["ga", "both"], ["one"]], pick: () => ["next", fitted(), 0],
-    bars: () => ["g", `list g(${nth(fitted() + 1)})`, [fitted() + 1]], heading: "the operator from the attended point, and once more", draw: pictures.ask,
+    bars: () => ["g", `list g(${nth(fitted() + 1)})`, [fitted() + 1]], heading: "enlarged: from the attended point, and one move more", draw: pictures.ask,
     caption: () => (shown() ? `Thick: from attended to ${nth(shown() + 1)}. Thin: one move from there. From its tip to the cross, times epsilon, is ${show(apart(place(V.map, shown()), place(V.next, shown())))}: so far is ${nth(shown() + 1)} from moved of step 9.` : "In the first update there is no fit yet; this picture is that of the second."),
     alt: "The way from the attended point to the next one, and on",
-    say: () => `There are two ways to go two moves: twice by the matrix, which ends at the cross; or one move, back to a point, and one more move, which ends ${shown() ? `${show(split(shown()))} from it` : "elsewhere"}, at the tip of the thin arrow. If the matrix were exact, both would agree. The next point makes up for a part of the difference, epsilon; Newton’s method solves for it.` },
+    say: () => `Two moves from the attended point, both by the matrix, end at the cross. Two moves by way of a point end ${shown() ? `${show(split(shown()))} from it` : "elsewhere"}; if the matrix were exact, they would end there, too. So we choose ${nth(fitted() + 1)} such that ${nth(fitted() + 1)} + epsilon · (the end of its next move) is what the matrix predicts for both: target. Newton’s method finds this ${nth(fitted() + 1)}, called following.` },
 ];
 const backward = [
   { id: "dKOOP.15", of: "KOOP.15", title: "What is wished for", formula: "d_following = d_x_(m+1) = left(m+1) - goal if it is the last", ...last, show: [["next", "dnext"], ["target"]], pick: () => ["dnext", shown(), 0],
@@ -527,7 +535,7 @@ tour({
   short: "A query walks, learns from its own path how it moves, and goes one move further than attention.",
   intro: () => [
     "Attention moves a query once, to the mean of the values that it attends to. It sees only where the query is. Here the query moves several times, and its <b>path</b> also shows where it is heading.",
-    `We don't describe a point by coordinates but by a list of how alike it is to each key: ${J.length} numbers. The <b>Koopman operator</b> is a matrix that turns a list into the list after one move. It is learned from the moves so far. From the second update on, attention leads to the attended point, and the operator one move further: there the query goes.`,
+    `We don't describe a point by coordinates but by a list of how alike it is to each key: ${J.length} numbers. The <b>Koopman operator</b> is a matrix that turns a list into the list after one move. It is learned from the moves so far. From the second update on, attention leads to the attended point, and the operator one move further: there the query goes, but for a correction (epsilon).`,
   ],
   turn: "What would have to change for the path to end at a goal? The gradient goes back through the last update, and from there to all earlier points, for every fit has read them. A d in front of a letter means the gradient of the loss with respect to it.",
   tokens: "ijo",
@@ -536,7 +544,7 @@ tour({
   quantities, forward, backward, picture, caption,
   tasks: [
     { say: "loosen the fit (ridge) until the path ends less than 0.9 from the goal", own: true, done: () => apart(place(V.x, K.updates), DATA.target) < 0.9 },
-    { say: "turn epsilon or the ridge until both ways to go two moves (step 11) end less than 0.15 apart", own: true, done: () => split(K.updates - 1) < 0.15 },
+    { say: "turn epsilon or ridge until both ways of step 11 end within 0.15", own: true, done: () => split(K.updates - 1) < 0.15 },
     { say: "drag the query, keys or values until the path ends at the goal", done: () => apart(place(V.x, K.updates), DATA.target) < 0.15 },
   ],
   phone: 150,
