@@ -13,18 +13,26 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from typing import Any
 
 
 class _Hold:
     def __init__(self) -> None:
         self.lock = threading.RLock()  # `one_thread.__del__` may come in the middle of what holds it
-        self.threads: set[int] = set()  # that are in a block
+        # Threads in a block, each with its block and with the limiter of the libraries that it sets for itself.
+        self.blocks: dict[int, tuple[weakref.ref[one_thread], Any]] = {}
         self.limiter: Any = None
 
-    def enter(self, thread: int, shared: Any) -> None:
+    def holds(self, thread: int) -> bool:
+        """Tell whether a thread is in a block; a block that is no more was left by an interrupt."""
+        block = self.blocks.get(thread)
+        return block is not None and block[0]() is not None
+
+    def enter(self, block: one_thread, shared: Any, own: Any) -> None:
         with self.lock:
-            self.threads.add(thread)
+            self.leave(block.thread)  # what an interrupt kept another block of this thread from
+            self.blocks[block.thread] = weakref.ref(block), own.limit(limits=1)
             if self.limiter is None:
                 _take_control()
                 self.limiter = shared.limit(limits=1)
@@ -32,8 +40,11 @@ class _Hold:
 
     def leave(self, thread: int) -> None:
         with self.lock:
-            self.threads.discard(thread)
-            if not self.threads:
+            if thread not in self.blocks:
+                return
+            _, own = self.blocks.pop(thread)
+            own.restore_original_limits()
+            if not self.blocks:
                 self.restore()
 
     def restore(self) -> None:
@@ -44,49 +55,45 @@ class _Hold:
             _take_control()
 
 
-_hold = _Hold()
-
-
 class one_thread:  # noqa: N801 (it is called as a function)
     """Hold the BLAS libraries of NumPy and SciPy to one thread for each thread that is in such a ``with`` block.
 
     A block within another one of its thread does nothing. An interrupt by the user, whenever it comes, leaves nothing
-    held: what `__exit__` did not come to, `__del__` does.
+    held: what `__exit__` did not come to, `__del__` does, and what that did not come to, the thread's next block.
     """
 
     hold: _Hold | None = None
-    limiter: Any = None
     thread: int = 0
 
     def __enter__(self) -> None:
         thread = threading.get_ident()
-        if thread in _hold.threads:
+        if _hold.holds(thread):
             return
         with uninterrupted():
             shared, own = _controllers("scipy.linalg" in sys.modules)
             self.hold, self.thread = _hold, thread
             try:
-                self.hold.enter(thread, shared)
-                self.limiter = own.limit(limits=1)
+                self.hold.enter(self, shared, own)
             except BaseException:
                 self._leave()
                 raise
 
     def __exit__(self, *error: object) -> None:
         if self.hold is not None:
-            with uninterrupted():
-                self._leave()
+            self._leave()
 
     def __del__(self) -> None:
-        self._leave()
+        if self.hold is not None:
+            self._leave()
 
     def _leave(self) -> None:
-        hold, self.hold = self.hold, None
-        limiter, self.limiter = self.limiter, None
-        if limiter is not None:
-            limiter.restore_original_limits()
-        if hold is not None:
-            hold.leave(self.thread)
+        with uninterrupted():
+            hold, self.hold = self.hold, None
+            if hold is not None:
+                hold.leave(self.thread)
+
+
+_hold = _Hold()
 
 
 class uninterrupted:  # noqa: N801 (it is called as a function)

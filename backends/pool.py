@@ -116,9 +116,13 @@ class _Run:
             self.lane()
         finally:
             self.stopped = True  # also where an interrupt by the user ended this lane
-            for future in futures:
-                if not future.cancel():
-                    future.result()
+            if futures:
+                # A second interrupt that came where a future has just taken its lock would leave it taken, and its
+                # thread waiting for ever.
+                with blas.uninterrupted():
+                    for future in futures:
+                        if not future.cancel():
+                            future.result()
         try:
             if self.errors:
                 raise self.errors[min(self.errors)]

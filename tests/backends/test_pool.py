@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -279,11 +280,53 @@ stop.set()
 sender.join()
 with use_workers(3):
     assert len(pool.run(lambda i: x @ x, range(6))) == 6
-assert [lib["num_threads"] for lib in blas.info()] == before, "held"
+end = time.monotonic() + 20.0  # a lane that an interrupt left alone may be about to end
+while [lib["num_threads"] for lib in blas.info()] != before:
+    assert time.monotonic() < end, "held"
+    time.sleep(0.01)
 print(came)
 """
     for seed in "12":
         assert int(python("-c", code, seed, OPENBLAS_NUM_THREADS="2", OMP_NUM_THREADS="2")) > 20
+
+
+def test_a_block_that_an_interrupt_kept_from_its_end_is_left_by_the_next(
+    two_blas_threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(block: Any) -> None:
+        raise KeyboardInterrupt
+
+    came: list[type] = []
+    with monkeypatch.context() as patch:  # as where one comes as `__exit__` begins, and one more as `__del__` does
+        patch.setattr(blas_of_the_backends.one_thread, "_leave", interrupted)
+        patch.setattr(sys, "unraisablehook", lambda told: came.append(told.exc_type))
+        try:
+            with blas_of_the_backends.one_thread():
+                pass
+        except KeyboardInterrupt as error:  # `pytest.raises` would keep the block
+            came.append(type(error))
+        gc.collect()
+    assert came == [KeyboardInterrupt, KeyboardInterrupt]
+    assert set(blas_threads()) == {1}
+    with blas_of_the_backends.one_thread():
+        assert set(blas_threads()) == {1}
+    assert set(blas_threads()) == {2}
+
+
+def test_an_interrupt_as_a_lane_is_waited_for_comes_when_the_lane_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a future it could leave the future's lock taken, for which its thread then waits at the end of the process."""
+    ended, plain = [], Future.result
+
+    def result(future: Future[Any], timeout: float | None = None) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        found = plain(future, timeout)
+        ended.append(future)
+        return found
+
+    monkeypatch.setattr(Future, "result", result)
+    with use_workers(2), pytest.raises(KeyboardInterrupt):
+        pool_map(lambda i: time.sleep(0.05), range(4))
+    assert len(ended) == 1
 
 
 def test_workers_work_at_the_same_time() -> None:
