@@ -201,6 +201,16 @@ def test_consensus_of_each_component() -> None:
         assert abs(float(np.mean(found.x[part]) - np.mean(begin[part]))) < 1e-12
 
 
+@pytest.mark.parametrize(("graph", "coupling"), [(path_graph(3), "tanh"), (cycle_graph(4), "arctan")])
+def test_scores_that_are_far_apart_are_no_equilibrium(graph: Floats, coupling: str) -> None:
+    """Newton's method goes far where g is level, and there g is not 0: the consensus is the only rest."""
+    found = find_equilibria(GraphFlow(graph, coupling), 400)
+    assert (len(found.isolated), len(found.degenerate)) == (1, 0) and not np.any(found.isolated[0].x.round(9))
+    assert found.lost > 0 and found.isolated[0].stability.label == "stable"
+    far = np.arange(float(len(graph)))[None] * [[1e10], [0.0]]
+    assert equilibria.at_rest(found.flow, far).tolist() == [False, True]
+
+
 # --- two coupled double wells, T11
 
 
