@@ -715,7 +715,7 @@ def of_presets() -> Iterator[str]:
     yield f"Its step of {preset['block']['step']:g} is not safe for any links,"
     yield f"which at {presets.SIZE['context']} tokens takes 2 / {most} = {2.0 / most:.3f}, so its energy"
     yield f"grad E is above {preset['gamma'] / presets.SIZE['learning_rate']:.1f}; whether it was, is not stored."
-    yield f"With other sizes the flow is as good as softmax after {graph_energy.PLAN.steps} steps"
+    yield f"With other sizes the default lies within the seeds of softmax after {graph_energy.PLAN.steps} steps"
     yield true(
         np.mean(steps_["Koopman"]) > np.mean(steps_["softmax"]), "**Koopman**: the default is not ahead at equal steps"
     )
