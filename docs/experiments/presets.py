@@ -65,7 +65,7 @@ class Setting:
     ----------
     of
         Whose settings these are, of a preset as its record says of each: "printed" in the paper, those of the authors'
-        or of "his code", "in part ours", or "this library's".
+        or of "his code", "in part ours", "ours, parts of his", or "this library's".
     whole
         Whether it is trained for equal steps, too; one whose steps take seconds is not.
     """
@@ -103,7 +103,7 @@ SETTINGS: dict[str, Setting] = {
     "Koopman": Setting("koopman", None, "this library's"),
     "Burgund": Setting("growing", "burgund2025", "in part ours"),
     "growing": Setting("growing", "corrected", "this library's"),
-    "Preetham": Setting("graph_energy", "preetham2023", "in part ours"),
+    "Preetham": Setting("graph_energy", "preetham2023", "ours, parts of his"),
     "graph energy": Setting("graph_energy", None, "this library's"),
     "delta": Setting("delta", None, "this library's"),
 }

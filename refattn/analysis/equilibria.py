@@ -25,7 +25,7 @@ from refattn.args import Function, Maybe, Real, Whole, checked
 from refattn.mechanisms.graph_energy.implementations.sparse import CSR
 
 REST = 1e-10
-"""Largest rate at which scores count as being at rest, in units of the largest score or 1."""
+"""Scores are at rest if their rates are at most that, or what changes of this share of each score may make of them."""
 
 SAME = 1e-5
 """Largest difference of two states that count as one."""
@@ -119,7 +119,7 @@ def find_equilibrium(flow: GraphFlow, start: Floats, steps: int = STEPS) -> Equi
     with np.errstate(over="ignore", invalid="ignore"):
         x = settled(flow, np.asarray(start, np.float64)[None], steps)
         x = newton_sparse(flow, x[0]) if isinstance(flow.graph, CSR) else newton(flow, x)[0]
-        if not at_rest(flow, x[None])[0]:
+        if not at_rest(flow, x):
             raise ArithmeticError(
                 "start: the flow leads to no equilibrium from there; take more steps or another start"
             )
@@ -301,8 +301,13 @@ def newton_sparse(flow: GraphFlow, x: Floats) -> Floats:
 
 
 def at_rest(flow: GraphFlow, x: Floats) -> NDArray[np.bool_]:
-    """Tell which states (m, n) are at rest."""
-    return np.asarray(np.max(np.abs(flow.rate(x)), axis=-1) <= REST * (1.0 + np.max(np.abs(x), axis=-1)))
+    """Tell which states (m, n) are at rest, or whether one (n,) is.
+
+    The size of scores alone is no unit: far apart, those of a coupling that levels off still have a rate.
+    """
+    slopes, size = abs(flow.jacobian(x)), np.abs(x)
+    change = slopes @ size if isinstance(flow.graph, CSR) else np.einsum("...ij,...j->...i", slopes, size)
+    return np.asarray(np.all(np.abs(flow.rate(x)) <= REST * (1.0 + change), axis=-1))
 
 
 def _known(flow: GraphFlow, x: Floats, found: list[Equilibrium]) -> bool:

@@ -58,7 +58,7 @@ HELD: dict[str, list[tuple[str, Any]]] = {
                 "| onnx 1.23, its reference implementation |",
                 "| PyTorch FlexAttention 2.13 |",
                 "| MomentumDeltaNet, its chunks | logarithms of beta + 1e-6, and",
-                "Odd Analytic Coupling, Medium, 21 August 2023)",
+                "Mechanisms in Transformers, Medium, 21 August 2023)",
                 "its part 2 (Medium, 22 August 2023)",
                 "| the report, remark 2.1 |",
                 "| the same, code | shifts Z by 1e-8 and the denominators by 1e-12 |",

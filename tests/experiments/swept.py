@@ -46,7 +46,8 @@ def of_graph_energy() -> Iterator[str]:
     yield "For two nodes that is the subcritical pitchfork of the study at kappa = 1/3."
     several = wells[1][1]["share"]
     steps = [sweeps.WELLS[n] for n in range(1, len(several)) if several[n] - several[n - 1] > 0.12]
-    yield f"it rises in steps, at kappa = {', '.join(f'{x:g}' for x in steps[:-1])} and {steps[-1]:g}"
+    jumps = f"{', '.join(f'{x:g}' for x in steps[:-1])} and {steps[-1]:g}"
+    yield f"it rises in steps, at kappa = {jumps} (of a grid of {sweeps.WELLS[1]:g})"
 
 
 def of_higher_order() -> Iterator[str]:

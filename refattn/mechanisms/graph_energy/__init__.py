@@ -2,7 +2,7 @@
 
 What to read, in this order:
 
-- `definition`: the article's case, straight: GE.1 to GE.13 and their adjoints. It runs under `ra.reading()` and
+- `definition`: one case, straight: GE.1 to GE.13 and their adjoints. It runs under `ra.reading()` and
   `ra.trace`; any other call runs `core` and then `general`, where q meets k.
 - `options`: what may be chosen otherwise, each an object with its equations, forward and backward: links, where scores
   start, the state that flows, integrators, thresholds, and what an emptied row gets.

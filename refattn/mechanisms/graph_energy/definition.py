@@ -6,10 +6,10 @@ each is pulled towards the scores of its neighbours, and held near its start. A 
 scores. The softmax weights of the others are multiplied by their scores, and divided by the sum of these products. So a
 token can lose all attention because its neighbours have low scores. Equal scores above tau give softmax attention.
 
-The source, an article (F. Preetham 2023), has a graph of tokens, scores that flow down an energy, a sine in the pull,
-and a threshold. Its displayed formulas are not preserved. So these are ours: the links (GE.3, GE.4), the start (GE.5),
-the spring (in GE.7), how scores weigh values (GE.10 to GE.12), all numbers. GE.6 is equation 1 of D. Sclosa 2023, with
-weights. The article has no experiment; in ours the flow made no model better (docs/experiments/graph_energy.md).
+The source, an article (F. Preetham 2023), has a graph of tokens, scores that flow down an energy, odd pulls such as a
+sine, and a threshold. Its displayed formulas are not preserved. So these are ours: the links (GE.3, GE.4), the start
+(GE.5), the spring (in GE.7), how scores weigh values (GE.10 to GE.12), all numbers. GE.6 is equation 1 of D. Sclosa
+2023, with weights. The article has no experiment; ours (docs/experiments/graph_energy.md) did not train these links.
 
 All formulas are of one head. i, j and l are tokens; token i reads and is pulled; token j is read, and pulls token i.
 Every token has a query q_i, a key k_i and a value v_i; q and k have width d. The caller chooses mu, kappa, step, tau
@@ -39,7 +39,7 @@ with the largest of these weights; the others stay dropped. Unless two are equal
 which one it is. So q and k get no gradient, and a head that always drops all gets no gradient towards keeping one.
 
 Why links are a softmax: the links of a token sum to 1, so the pull does not grow with the number of tokens.
-Why a sine: it is the source's. Between scores in [0, 1] it is x_j - x_i, or up to 16 % smaller in size.
+Why a sine: it is the source's example. Between scores in [0, 1] it is x_j - x_i, or up to 16 % smaller in size.
 Why tau = 0.4: a token with s_ii = 0 starts at 1/2, and is dropped if its neighbours pull it down a bit.
 Why the start is s_ii: it belongs to token i alone, and training can make it large for tokens that should count. A large
 s_ii also shields i: r_ii is s_ii, so n_ii is large, which leaves little for other links, and i does not pull itself.
@@ -47,7 +47,7 @@ Why w and not a: a_ij y_j would be 0 for dropped j, too; for kept j, w_ij / a_ij
 GE.12. But if a dropped token matches much better than all kept ones, the a_ij of all kept j may round to 0 (as
 exp(-110) in float32), and p_ij would be 0 / 0.
 
-The energy. The flow goes down an energy E, and comes to rest (below). No line of code computes this:
+The energy. The flow goes down an energy E, and comes to rest (below). No line below computes this:
 
     pi_i n_ij = pi_j n_ji                               detailed balance, with pi_i = sum_l exp(r_il)
     E = mu/2 sum_i pi_i (x_i - b_i)^2 + kappa/2 sum_ij pi_i n_ij (1 - cos(x_j - x_i))
