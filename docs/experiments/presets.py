@@ -64,8 +64,8 @@ class Setting:
     Attributes
     ----------
     of
-        Whose settings these are, of a preset as its record says of each: "printed" in the paper, those of the authors'
-        or of "his code", "in part ours", "ours, parts of his", or "this library's".
+        Whose settings these are, of a preset as its record says of each: those of the authors', "in part ours", "ours,
+        parts of his", or "this library's".
     whole
         Whether it is trained for equal steps, too; one whose steps take seconds is not.
     """
@@ -97,8 +97,8 @@ SETTINGS: dict[str, Setting] = {
     "H1": Setting("sympformer", "H1", "authors'"),
     "R2": Setting("sympformer", "R2", "authors'"),
     "SympFormer": Setting("sympformer", None, "this library's"),
-    "Mercat, printed: the default": Setting("higher_order", None, "printed"),
-    "Mercat, his code: minus one": Setting("higher_order", "mercat2020", "his code"),
+    "Mercat: the default": Setting("higher_order", None, "in part ours"),
+    "Mercat: minus one": Setting("higher_order", "mercat2020", "in part ours"),
     "Tie": Setting("koopman", "tie2024", "in part ours", whole=False),
     "Koopman": Setting("koopman", None, "this library's"),
     "Burgund": Setting("growing", "burgund2025", "in part ours"),

@@ -117,6 +117,7 @@ class Capacity(Sweep):
     width: int
     order: int | None
     alpha: float = 1.0
+    delta: float = 0.0
 
     def measured(self) -> Facts:
         """Return the share of right answers by the number of pairs, and what has to be kept for the next query."""
@@ -137,8 +138,7 @@ class Capacity(Sweep):
         if self.order is None:
             out, _ = ra.softmax.forward(q / self.alpha, k, v)
         else:
-            given: dict[str, Any] = {"order": self.order, "alpha": self.alpha, "normaliser": "signed"}
-            out, _ = ra.higher_order.forward(q, k, v, implementation="dense", **given)
+            out, _ = ra.higher_order.forward(q, k, v, implementation="dense", **self.options)
         apart = np.sum(v**2, -1)[:, :, None] - 2.0 * out @ np.swapaxes(v, -1, -2)
         return float(np.mean(np.argmin(apart, axis=-1) == np.arange(asked)))
 
@@ -147,9 +147,14 @@ class Capacity(Sweep):
         if self.order is None:
             return 4 * pairs * 2 * self.width
         k, v = np.zeros((2, 1, 1, 1, self.width), np.float32)
-        given: dict[str, Any] = {"order": self.order, "alpha": self.alpha, "normaliser": "signed"}
-        state = ra.higher_order.empty_state(k, v, **given)
+        state = ra.higher_order.empty_state(k, v, **self.options)
         return int(state.products.nbytes + state.values.nbytes)
+
+    @property
+    def options(self) -> Facts:
+        """The options of higher-order attention."""
+        normaliser = f"signed(delta={self.delta})" if self.delta else "signed"
+        return {"order": self.order, "alpha": self.alpha, "normaliser": normaliser}
 
 
 # --- the bottleneck over a training
@@ -346,13 +351,27 @@ def agreements() -> list[Agreement]:
     return [Agreement(of) for of in ("frequencies", *GRAPHS)]
 
 
+Kind = tuple[int | None, float, float]
+"""Order, alpha and delta; order None is softmax attention."""
+
+ONE: Kind = (2, 1.0, 0.0)
+THREE: Kind = (2, 3.0, 0.0)
+HALF: Kind = (2, 3.0, 0.5)
+WHOLE: Kind = (2, 3.0, 1.0)
+"""Order 2 with alpha 1, with the default of 3, and with the default where 1/2 or 1 is subtracted from the weights."""
+
+READ: tuple[Kind, ...] = (
+    (1, 1.0, 0.0),
+    *(ONE, THREE, HALF, WHOLE),
+    (4, 1.0, 0.0),
+    *((None, 1.0, 0.0), (None, 3.0, 0.0)),
+)
+"""All that is measured."""
+
+
 def capacities() -> list[Capacity]:
-    """Return all orders and softmax attention for each width, and order 2 with the default alpha."""
-    return [
-        Capacity(width, order, alpha)
-        for width in (8, 16, 32, 64)
-        for order, alpha in ((1, 1.0), (2, 1.0), (2, 3.0), (4, 1.0), (None, 1.0))
-    ]
+    """Return all of `READ` for each width."""
+    return [Capacity(width, *kind) for width in (8, 16, 32, 64) for kind in READ]
 
 
 def widths(seeds: Sequence[int] = (0, 1, 2)) -> list[Widths]:

@@ -66,7 +66,8 @@ HELD: dict[str, list[tuple[str, Any]]] = {
             )
         ),
         (
-            "T_2(-s) / T_2(s) is 0.17 at s = 1.4, and 0.26 at the largest score of width 64",
+            "T_2(-s) / T_2(s) is 0.17 at s = 1.4, where the exponential's ratio is 0.06, and 0.26 at the largest score "
+            "of width 64 with alpha = 3, where that is 0.005 |",
             "tests/mechanisms/higher_order",
         ),
         (f"key masks in all, causality; {power(test_said.USUAL['higher_order']['norm_eps'])} beside a biased", True),

@@ -425,7 +425,7 @@ def of_higher_order() -> Iterator[str]:
     yield true(half, "or more behind, and recalls at most half. At alpha = 5 no sum of a fresh model is near 0, but")
     yield 'bits behind "clamp 32", and again recalls at most half.'
     better = max(longer["bits", 2, 1.0, "signed"]) < min(longer["bits", 2, 1.0, none])
-    yield true(better, "**Order 2 is better with its normalisation than without**")
+    yield true(better, "**Order 2 is better with its normalisation than with the one constant that was tried**")
     yield true(
         np.mean(longer["bits", 2, 1.0, clamp]) < np.mean(longer["bits", 2, 1.0, "signed"]),
         '"Clamp 32" replaces a third of the sums, those of the first tokens, and loses nothing.',
@@ -438,17 +438,36 @@ def of_higher_order() -> Iterator[str]:
     )
     yield true(
         rising,
-        "**A small alpha is better, as long as no weight is below 0.** With every even order the bits per byte rise "
-        "with alpha.",
+        "**On text a small alpha is better, if the order is even.** With every even order the bits per byte rise with "
+        "alpha.",
     )
-    yield f"The exponential itself, order {higher_order.LIMIT}, loses as much, so the polynomial is not the cause."
+    lost = [middle[order, high] - middle[order, low] for order in (2, higher_order.LIMIT)]
+    yield true(
+        lost[1] > lost[0],
+        f"The exponential itself, order {higher_order.LIMIT}, loses no less, so the polynomial is not the cause.",
+    )
+    ends = {alpha: groups["recall", 2, alpha] for alpha in (1.0, 3.0, 4.0)}
+    recalls_at = [float(np.mean(kinds(x, "accuracy"))) for x in ends.values()]
+    clips = [[100.0 * x["clipped"] for x in own] for own in ends.values()]
+    one, three, four = (f"{min(x):.0f} to {max(x):.0f} %" for x in clips)
+    unfinished = all(x["losses"][-1] < x["losses"][-2] for alpha in (3.0, 4.0) for x in ends[alpha])
+    yield f"For order 2 it falls from {recalls_at[0]:.2f} at alpha = 1 over {recalls_at[1]:.2f} at 3 to"
+    yield f"over {recalls_at[1]:.2f} at 3 to {recalls_at[2]:.2f} at 4."
+    yield true(
+        unfinished,
+        f"But order 2 clips {one} of the steps at alpha = 1, {three} at 3 and {four} at 4, and at 3 and 4 the loss "
+        "still falls in the last tenth of the training.",
+    )
     yield f"At alpha = {high:g} scores of"
     yield true(np.exp(2 * width**0.5 / high) < 10.0, "weigh the best key at most 10 times as much as the worst")
     close = max(abs(middle[4, alpha] - middle[higher_order.LIMIT, alpha]) for alpha in higher_order.ALPHAS) < 0.02
     yield true(
         close, f"behind order {higher_order.LIMIT}, and order 4 cannot be told from it, except for the seed of the last"
     )
-    yield true(middle["softmax", None] == min(middle.values()), "**Softmax is the best on text**")
+    yield true(middle["softmax", None] == min(middle.values()), "**Softmax is the best on text** in the mean:")
+    nearest = min(bits[4, 1.0] + bits[higher_order.LIMIT, 1.0])
+    yield true(nearest < max(bits["softmax", None]), "ahead of order 4 at alpha = 1, where the ranges overlap,")
+    assert min(bits[4, 1.0]) < max(bits["softmax", None])
     yield "ahead of order 2 there, and"
     yield true(
         abs(middle["elu", None] - middle[2, 5.0]) < 0.05 and max(right["elu", None] + right["separate", None]) < 0.3,
@@ -458,10 +477,12 @@ def of_higher_order() -> Iterator[str]:
         abs(middle["separate", None] - middle[2, 1.0]) < 0.03 and abs(middle["separate", None] - middle[4, 1.0]) < 0.03
     )
     yield true(level, "Separate is level with orders 2 and 4 at alpha = 1, and")
-    yield "Neither recalls after this training: both name the most frequent value, while even orders find the keys."
+    overlap = min(bits[2, 3.0]) < max(bits["separate", None])
+    yield true(overlap, "ahead of order 2 at the default, where the ranges overlap.")
+    yield "Neither recalls after this training: both name the most frequent value, while orders 2 and 4 find the keys."
     yield (
-        "**Odd orders fail because of their normalisation**, see above: without it order 1 learns both tasks, behind "
-        "order 2."
+        "**Order 1 fails because of its normalisation**, see above: without it, it learns both tasks, behind order 2. "
+        "Order 3 was not trained without."
     )
     odd = [middle[1, alpha] > middle[2, alpha] + 0.1 for alpha in higher_order.ALPHAS]
     third = [middle[3, alpha] > middle[4, alpha] + 0.1 for alpha in higher_order.ALPHAS]
@@ -472,7 +493,7 @@ def of_higher_order() -> Iterator[str]:
     )
     small = [[normalisers.small_sums(text, plan, order, a) > 1e-3 for a in higher_order.ALPHAS] for order in (1, 3)]
     assert small == [[True, True, False, False, False], [True, False, False, False, False]]
-    yield "Fresh models have small sums only up to alpha = 2 and 1, so the others develop them during training."
+    yield "Fresh models, of one seed, have small sums only up to alpha = 2 and 1, so the others develop them"
     assert max(right[3, 1.0]) < 0.5 < min(right[3, 2.0])
     assert [max(right[1, alpha]) > 0.8 for alpha in higher_order.ALPHAS] == [True, True, True, False, False]
     yield "On recall order 3 fails at alpha = 1, and order 1 finds the keys with some seeds up to alpha = 3"
@@ -484,10 +505,15 @@ def of_higher_order() -> Iterator[str]:
         "frequent value at the end of the training; no seed of orders 2 and 4 does."
     )
     yield "So the best choice here is an even order with alpha = 1 or 2."
+    chosen = presets.SETTINGS["Mercat: minus one"].settings()
+    width_there = chosen.model.width // chosen.model.heads
+    alpha_there = chosen.model.block(0).alpha
+    told = f"have heads of width {width_there}, whose scores are at most {width_there**0.5 / alpha_there:.2f}"
+    yield f"{told} at alpha = {alpha_there:g}."
     yield f"Sequences have {text.context} bytes or {recall.context} tokens."
     yield f"{WORDS[recall.pairs].title()} pairs are few for heads of width {width}."
     yield from swept.of_higher_order()
-    yield f"Elu and separate fail to recall after {recalls.steps} steps. With 4800 steps and one seed separate"
+    yield f"Elu and separate fail to recall after {recalls.steps} steps. With 4800 steps and one seed,"
     yield "`--task recall --mechanism elu --mechanism separate --steps 4800 --seeds 1 --results longer.jsonl`"
     yield f"Its lead over order {higher_order.LIMIT} comes from there"
     times = [x["seconds"] for x in of("higher_order", *runs)]
@@ -725,6 +751,7 @@ def of_presets() -> Iterator[str]:
 AUTHORS = "the authors', held by tests/experiments/test_sympformer.py"
 RATED = "the authors', held by tests/experiments/test_pages.py"
 PAPER = "the authors', which no file of this project has"
+README = "the author's, README.rst of jmercat/fast-transformers at 76cc12f"
 ONCE = "measured once, and not stored"
 
 ORDER, PLACE = "says which end of a scale is good", "no verdict"
@@ -746,6 +773,9 @@ BESIDE: dict[str, dict[str, str]] = {
         "More is better.": ORDER,
         "They help to find out why odd orders fail; see": PLACE,
         "## Why odd orders fail": "held by the sections below",
+        "two layers with eight heads, whose queries have width 16, read 10,000 tokens on a Tesla V100 in 117 ms with "
+        "softmax attention, 25 ms with linear attention and 60 ms with this one.": README,
+        "by 0.06 to 0.08 bits on text with two seeds.": "docs.experiments.higher_order.FEW",
     },
     "koopman": {
         "# Does the Koopman update help": "a question",

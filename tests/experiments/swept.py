@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -51,37 +52,42 @@ def of_graph_energy() -> Iterator[str]:
 
 
 def of_higher_order() -> Iterator[str]:
-    known = {(job.width, job.order, job.alpha): x for job, x in results(sweeps.capacities())}
-    names: dict[tuple[int | None, float], str] = {
-        (1, 1.0): "order 1",
-        (2, 1.0): "order 2",
-        (2, 3.0): "order 2, alpha = 3",
-        (4, 1.0): "order 4",
+    known: dict[tuple[int, sweeps.Kind], dict[str, Any]] = {
+        (job.width, (job.order, job.alpha, job.delta)): x for job, x in results(sweeps.capacities())
     }
-    widths = sorted({width for width, _, _ in known})
+    widths = sorted({width for width, _ in known})
     yield row("", *(f"width {width}: pairs, bytes" for width in widths))
     most = max(sweeps.SIZES)
-    for kind, name in {**names, (None, 1.0): "softmax"}.items():
+    for kind in sweeps.READ:
+        order, alpha, delta = kind
+        name = ("softmax" if order is None else f"order {order}") + (f", alpha = {alpha:g}" if alpha != 1.0 else "")
+        name += f", {Fraction(delta)} subtracted" if delta else ""
         cells = []
         for width in widths:
-            own = known[(width, *kind)]
+            own = known[width, kind]
             pairs = f"{own['pairs']} or more" if own["pairs"] == most else f"{own['pairs']}"
             cells.append(f"{pairs}, {own['bytes']:,}" if own["pairs"] else f"fewer than {min(sweeps.SIZES)}")
         yield row(name, *cells)
-    yield "**A state of order 2 holds fewer pairs than a cache of its bytes.**"
-    yield f"from width {widths[1]} on each width holds more with order 4 than with order 2,"
+    yield "**Of a state of order 2 fewer pairs are found than of a cache of its bytes.**"
+    yield f"for more bytes: from width {widths[1]} on more with order 4 than with order 2,"
     yield "and more with order 2 than with order 1."
-    two, softmax = known[32, 2, 1.0], known[32, None, 1.0]
+    first, four, usual, large = (1, 1.0, 0.0), (4, 1.0, 0.0), (None, 1.0, 0.0), (None, 3.0, 0.0)
+    two, softmax = known[32, sweeps.ONE], known[32, usual]
     equal = two["bytes"] // (4 * 2 * 32)
     yield f"In the {two['bytes']:,} bytes of order 2 at width 32 a cache holds {equal} keys and values"
-    yield f"softmax attention finds {softmax['pairs']} values, and order 2 finds {two['pairs']}."
-    yield f"At alpha = 3, the default, it finds {known[32, 2, 3.0]['pairs']}."
+    yield f"At alpha = 1 softmax attention finds {softmax['pairs']} values there, and order 2 finds {two['pairs']}."
+    three, half, whole = (known[32, kind]["pairs"] for kind in (sweeps.THREE, sweeps.HALF, sweeps.WHOLE))
+    yield f"and yet order 2 finds {three} at alpha = 3, the default."
+    yield f"There softmax attention finds {known[32, large]['pairs']}: most keys weigh nearly alike."
+    yield f"With 1/2 subtracted from every weight order 2 finds {half}, and with 1, as in the author's code, {whole};"
     for width in widths[1:]:  # at width 8 order 2 holds too few to be told
-        assert known[width, 1, 1.0]["pairs"] < known[width, 2, 1.0]["pairs"] < known[width, 4, 1.0]["pairs"]
-        assert known[width, 2, 1.0]["bytes"] > 8 * width * known[width, 2, 1.0]["pairs"]
-    gains = [known[2 * width, 2, 1.0]["pairs"] / known[width, 2, 1.0]["pairs"] for width in (16, 32)]
-    costs = [known[2 * width, 2, 1.0]["bytes"] / known[width, 2, 1.0]["bytes"] for width in (16, 32)]
-    told = f"Twice the width holds {gains[0]:.1f} and {gains[1]:.1f} times the pairs of order 2 in"
+        assert known[width, first]["pairs"] < known[width, sweeps.ONE]["pairs"] < known[width, four]["pairs"]
+        assert known[width, sweeps.ONE]["bytes"] > 8 * width * known[width, sweeps.ONE]["pairs"]
+        assert known[width, sweeps.THREE]["pairs"] < known[width, sweeps.HALF]["pairs"]
+        assert known[width, sweeps.HALF]["pairs"] < known[width, sweeps.WHOLE]["pairs"]
+    gains = [known[2 * width, sweeps.ONE]["pairs"] / known[width, sweeps.ONE]["pairs"] for width in (16, 32)]
+    costs = [known[2 * width, sweeps.ONE]["bytes"] / known[width, sweeps.ONE]["bytes"] for width in (16, 32)]
+    told = f"At twice the width {gains[0]:.1f} and {gains[1]:.1f} times the pairs of order 2 are found in"
     yield f"{told} {costs[0]:.1f} and {costs[1]:.1f} times the bytes, from width {widths[1]} on."
     yield "Keys that are trained may lie better than random ones."
     yield f"at least {100 * sweeps.RIGHT:g} % of the queries find their value, of {sweeps.HEADS} heads"

@@ -56,7 +56,7 @@ def draw_capacity() -> Figure:
     kinds = {(1, 1.0): GREEN, (2, 1.0): RED, (2, 3.0): ORANGE, (4, 1.0): VIOLET, (None, 1.0): BLUE}
     for (order, alpha), colour in kinds.items():
         name = "softmax" if order is None else f"order {order}, alpha = {alpha:g}"
-        own = {job.width: x for job, x in known.items() if (job.order, job.alpha) == (order, alpha)}
+        own = {job.width: x for job, x in known.items() if (job.order, job.alpha, job.delta) == (order, alpha, 0.0)}
         left.semilogx(sweeps.SIZES, own[width]["shares"], color=colour, label=name)
         kept = [(x["bytes"], x["pairs"]) for x in own.values() if x["pairs"]]
         right.loglog(*zip(*kept, strict=True), color=colour, marker="o", markersize=4, label=name)

@@ -67,7 +67,7 @@ record = Mechanism(
         "mercat2020": {
             "block.order": "printed, abstract: a second-order approximation",
             "block.alpha": "code, branch linear-softmax at 76cc12f",
-            "block.normaliser": "code, which always subtracts 1; its eps is never used, and the 1e-6 of signed is ours",
+            "block.normaliser": "ours, signed with 1e-6 and causal; the code always subtracts 1 and ignores its eps",
             "block.layer_norm": "code, the layer normalisation of queries and keys has no affine map",
         }
     },

@@ -59,6 +59,22 @@ def test_the_distance_to_softmax_is_bounded(d: int, alpha: float, order: int) ->
         assert np.abs(out - softmax(scores, v)).max() <= 2.0 * rho / (1.0 - rho) * np.abs(v).max() + 1e-14
 
 
+def test_a_higher_order_may_be_farther_off() -> None:
+    """A key opposed to the query weighs 0.065, beside one of score 0; the bound begins to count at order 3."""
+    q = rows(1, 64, "q")
+    k = np.concatenate([-q, np.ones_like(q)], axis=2)
+    v = np.asarray([1.0, 0.0]).reshape(1, 1, 2, 1)
+    exact = softmax(scores_of(q, k, 3.0), v)
+    errors = [abs(ra.higher_order.forward(q, k, v, order=p, normaliser="signed")[0] - exact).item() for p in range(21)]
+    assert errors[0] < errors[2] < errors[1] < errors[3]
+    assert errors[20] < 1e-9
+    b = 4.0 / 3.0
+    assert [b ** (p + 1) * math.exp(b) / math.factorial(p + 1) < 1.0 for p in (2, 3)] == [False, True]
+    said = holds("higher_order", "the higher the order, the nearer")
+    assert "in the limit, with a bound that says nothing of order 2 at the largest scores of width 16" in said
+    assert "beside an opposed key order 2 is farther off than order 0" in said
+
+
 def test_order_20_is_softmax_to_1e_14() -> None:
     q, k, v = (rows(40, 16, name) for name in "qkv")
     k[:, :, :4], k[:, :, 4:8] = q[:, :, :4], -q[:, :, 4:8]
@@ -134,14 +150,18 @@ def test_even_orders_are_positive(order: int, least: float, at: float) -> None:
     assert "Weights should be positive, so that the output is a mean of values. An even order guarantees it." in (
         page.read_text(encoding="utf-8")
     )
-    assert holds("higher_order", "weights are positive").startswith("of even orders always, of odd ones up to a width")
+    said = "without delta: of even orders always, of odd ones up to a width that order and alpha decide"
+    assert holds("higher_order", "weights are positive") == said
+    _, less = ra.higher_order.forward(q, k[:, :, :1], k[:, :, :1], normaliser="exact(delta=1.0)")
+    assert less.normaliser.min() < 0.0
 
 
 @pytest.mark.parametrize(("order", "widest"), [(1, 8), (3, 22), (5, 42), (7, 68)])
 def test_odd_orders_are_positive_up_to_a_width(order: int, widest: int) -> None:
-    """With alpha = 3 and layer normalisation s >= -sqrt(d) / 3."""
+    """With alpha = 3 and layer normalisation s >= -sqrt(d) / 3; twice alpha, four times the width."""
     assert taylor(np.asarray(-math.sqrt(widest) / 3.0), order) > 0.0
     assert taylor(np.asarray(-math.sqrt(widest + 1) / 3.0), order) <= 0.0
+    assert taylor(np.asarray(-math.sqrt(4 * widest) / 6.0), order) > 0.0
 
 
 @pytest.mark.parametrize(("n", "percent"), [(4, 43.0), (16, 26.0), (64, 9.0), (256, 0.3)])

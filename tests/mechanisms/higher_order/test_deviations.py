@@ -68,25 +68,33 @@ def test_orders_err_to_one_side_for_negative_scores_alone() -> None:
 
 
 def test_opposite_keys_weigh_much_less_than_aligned_ones() -> None:
-    """ "About the same" holds for large scores alone: T_2(-s) / T_2(s) falls to 0.172 at s = sqrt(2)."""
-    s = np.linspace(0.0, 8 / 3, 100_001)
+    """ "About the same" holds for large scores alone: T_2(-s) / T_2(s) falls to 0.172 at s = sqrt(2).
+
+    8 / 3 is the largest score of width 64 with alpha = 3.
+    """
+    s = np.linspace(0.0, math.sqrt(64) / 3.0, 100_001)
     ratio = taylor(-s, 2) / taylor(s, 2)
     assert abs(ratio.min() - 0.172) < 1e-3 and abs(s[ratio.argmin()] - math.sqrt(2.0)) < 1e-3
     assert abs(ratio[-1] - 0.26) < 5e-3
+    exact = [f"{math.exp(-2.0 * math.sqrt(2.0)):.2f}", f"{math.exp(-2.0 * s[-1]):.3f}"]
     wanted = (
-        f"their ratio is {ratio.min():.2f} at a score of -{s[ratio.argmin()]:.1f}, and {ratio[-1]:.2f} at the largest"
+        f"their ratio is {ratio.min():.2f} at a score of -{s[ratio.argmin()]:.1f}, where the exponential's is "
+        f"{exact[0]}, and {ratio[-1]:.2f} at the largest of width 64 with alpha = 3, where that is {exact[1]}"
     )
     assert wanted in holds("higher_order", "opposite keys act about the same")
     page = (Path(__file__).resolve().parents[3] / "docs" / "deviations.md").read_text(encoding="utf-8")
-    assert f"is {ratio.min():.2f} at s = {s[ratio.argmin()]:.1f}, and {ratio[-1]:.2f} at the largest score of" in page
+    assert (
+        f"is {ratio.min():.2f} at s = {s[ratio.argmin()]:.1f}, where the exponential's ratio is {exact[0]}, and "
+        f"{ratio[-1]:.2f} at the largest score of width 64 with alpha = 3, where that is {exact[1]}"
+    ) in page
 
 
 def test_features_pay_from_d_squared_half_tokens_on() -> None:
     """The paper compares n d_v d^2 with n^2 d_v d, which are equal at n = d.
 
-    In multiplications pairs cost n^2 (d + d_v), and features, folded in and read, 2 n d_v d (d + 1) / 2: for d_v = d
-    they are equal at n = d (d + 1) / 2; a causal call has half of the pairs. A CPU adds what it takes to make the
-    features.
+    In multiplications pairs cost n^2 (d + d_v), and features, folded in and read, 2 n d_v d (d + 1) / 2: they are equal
+    at n = d_v d (d + 1) / (d + d_v), for d_v = d at d (d + 1) / 2; a causal call has half of the pairs. A CPU adds what
+    it takes to make the features.
     """
     d, half = 64, 64 * 65 // 2
     for causal, least, most in ((False, half, 1.3 * half), (True, 2 * half, 2.6 * half)):
@@ -94,17 +102,18 @@ def test_features_pay_from_d_squared_half_tokens_on() -> None:
         assert ra.higher_order.forward(below, below, below, causal=causal)[1].implementation == "tiled"
         features = ra.higher_order.forward(above, above, above, causal=causal)[1].implementation
         assert features == ("chunked" if causal else "linear")
-    for n in (d, half, 2 * half):
+    for n, values in ((d, d), (half, d), (2 * half, d), (half, d // 4)):
         products = []
         for implementation in ("dense", "linear"):
             with counting() as count:
-                x = count.array(np.ones((1, 1, n, d), "float32"))
+                x, v = (count.array(np.ones((1, 1, n, width), "float32")) for width in (d, values))
                 tally = count.start()
-                ra.higher_order.forward(x, x, x, implementation=implementation)
+                ra.higher_order.forward(x, x, v, implementation=implementation)
             products.append(tally.products)
-        assert products[0] / products[1] == pytest.approx(n / half, rel=0.05)
-    said = "from about d (d + 1) / 2 tokens on, twice that for causal attention"
-    assert said == holds("higher_order", "features pay where n d_v d^2 < n^2 d_v d, from d tokens on")
+        equal = values * d * (d + 1) / (d + values)
+        assert products[0] / products[1] == pytest.approx(n / equal, rel=1.0 / values)  # features sum a 1, too
+    said = "d_v d (d + 1) / (d + d_v) tokens on, d (d + 1) / 2 where d_v = d; twice that for causal attention"
+    assert f"of order 2 from about {said}" == holds("higher_order", "features pay where n d_v d^2 < n^2 d_v d, from d")
 
 
 def contracted_over_queries(q: Any, k: Any, v: Any, normaliser: str) -> Any:
@@ -161,7 +170,10 @@ def test_a_mask_on_the_keys_alone_is_enough_with_delta_1_only() -> None:
 
 
 def test_queries_and_keys_may_be_of_different_number() -> None:
-    """Where the contraction over queries keeps the position of the key: it raises, or broadcasts a single one."""
+    """Where the contraction over queries keeps the position of the key: it raises, or broadcasts a single one.
+
+    With one query there is a row for each key; with one key as many rows as queries, which share the second order.
+    """
     q, k, v = arrays()
 
     def theirs(queries: int, keys: int) -> tuple[int, ...]:
@@ -196,7 +208,7 @@ def test_decoding_computes_what_training_did() -> None:
 
 
 def test_layer_normalisation_before_the_scale() -> None:
-    """Scaling first, as a remark in the author's code has it, would do nothing but for the 1e-5 of the variance."""
+    """Scaling first, as a docstring of the author's code reads, would do nothing but for the 1e-5 of the variance."""
     q, k, v = arrays()
     factor = 1.0 / (3.0 * math.sqrt(8.0))
     first = ra.higher_order.forward(factor * q, k, v, norm_eps=0.0)[0]

@@ -27,6 +27,9 @@ def test_layer_normalisation_takes_size_and_mean_away() -> None:
     call = make(1, 2, 2, 7, 9, 6, 4, norm_eps=0.0)
     moved = replace(call, q=3.7 * call.q + 0.9, k=0.2 * call.k - 1.3)
     np.testing.assert_allclose(run(moved)["out"], run(call)["out"], rtol=0.0, atol=1e-14)
+    usual = make(1, 2, 2, 7, 9, 6, 4)
+    tiny = replace(usual, q=1e-3 * usual.q)  # beside 1e-5 in the variance
+    assert np.abs(run(tiny)["out"] - run(usual)["out"]).max() > 0.1
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS[True])

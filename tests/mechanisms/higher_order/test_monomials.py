@@ -73,13 +73,17 @@ def test_counts_of_order_2(width: int, square: int, general: int) -> None:
     assert (features(True), features(False)) == (square, general)
     assert square == width * (width + 1) // 2
     assert "d (d + 1) / 2 are enough for orders 0 to 2" in holds(
-        "higher_order", "d^2 products, or 1 + d + d^2, are needed"
+        "higher_order", "features of order 2 are 1 + d + d^2 products"
     )
 
 
 @pytest.mark.parametrize(("width", "order", "needs"), [(16, 3, 969), (16, 4, 4845), (8, 3, 165)])
 def test_counts_of_other_orders(width: int, order: int, needs: int) -> None:
+    """Of all powers up to the order; one power needs C(d + p - 1, p)."""
     assert count(width, 0, order) == math.comb(width + order, order) == needs
+    assert count(width, order, order) == math.comb(width + order - 1, order)
+    said = "C(d + p - 1, p) of them suffice, where the paper has d^p, and C(d + p, p) for all powers up to p"
+    assert said in holds("higher_order", "the product of queries and keys, to any power")
 
 
 def test_squares_of_elements_are_not_the_square() -> None:
