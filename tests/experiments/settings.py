@@ -554,39 +554,79 @@ def of_koopman() -> Iterator[str]:
         results = of("koopman", *koopman.grid([name], [task], koopman.SEEDS))
         return kinds(results, "bits" if task == "text" else "accuracy")
 
+    def seconds(name: str, task: str) -> list[float]:
+        return [x["seconds"] for x in of("koopman", *koopman.grid([name], [task], koopman.SEEDS))]
+
     bits = {name: float(np.mean(values(name, "text"))) for name in koopman.MODELS}
     found_ = {
         task: {name: sum(x > 0.9 for x in values(name, task)) for name in koopman.MODELS} for task in koopman.TASKS
     }
     seeds = len(koopman.SEEDS)
-    yield true(
-        bits["attention"] == min(bits.values()), "**The update does not help.** On text attention alone is the best"
-    )
     two, one = found_["recall"], found_["one layer"]
-    assert two["attention"] == seeds
+    assert two["attention"] == seeds and one["attention"] == 0 < one["Koopman"] < one["attention twice"] == seeds
+    yield true(
+        bits["attention"] == min(bits.values()) and two["Koopman"] < two["attention"],
+        "**The update does not help on the text or with two layers.** On text attention alone is the best",
+    )
+    ranges = {name: (min(own), max(own)) for name in koopman.MODELS for own in [values(name, "text")]}
+
+    def overlap(a: str, b: str) -> bool:
+        return ranges[a][0] <= ranges[b][1] and ranges[b][0] <= ranges[a][1]
+
+    yield true(overlap("Koopman", "attention"), "with the update, though their ranges overlap.")
+    yield "**With one layer it helps, and attending twice helps more.** Attention that attends once cannot recall"
+    alone, between = (float(np.mean(values(name, "one layer"))) for name in ("attention", "Koopman"))
+    yield f"cannot recall at all, {alone:.2f}."
+    told = f"with the operator in between {one['Koopman']} do, {between:.2f} in the mean."
+    yield f"finds the value with all {seeds} seeds; {told}"
     told = f"attention alone recalls with all {seeds} seeds, and the model with the update with {two['Koopman']}."
     yield f"With two layers {told}"
     better = bits["Koopman"] < bits["attention + MLP"] and two["Koopman"] > two["attention + MLP"] == 0
-    yield true(better, "**It is better than an MLP at equal parameters**, on the text")
-    yield true(two["attention + MLP"] == 0, "the model with MLPs never gets past naming the most frequent value.")
+    yield true(better, "**It is better than an MLP at equal parameters** in the mean, on the text")
+    yield true(overlap("Koopman", "attention + MLP"), "bits, where ranges overlap, and on recall,")
+    yield true(two["attention + MLP"] == 0, "the model with MLPs recalls with no seed.")
+    assert ranges["attention"][1] < ranges["attention + MLP"][0]
     yield true(bits["Koopman + MLP"] > bits["attention + MLP"], "Beside the MLP the update makes the text worse")
-    helps = bits["Koopman"] < bits["attention twice"] and two["Koopman"] <= two["attention twice"]
-    yield true(helps, "**The operator helps on the text, and not on recall.**")
-    ranges = max(values("Koopman", "text")) < min(values("attention twice", "text"))
-    yield true(ranges, "the update wins 0.073 bits, with ranges apart.")
-    assert one["attention twice"] == seeds and one["attention"] == 0
-    yield f"finds the value with all {seeds} seeds; with the operator in between {one['Koopman']} do."
-    yield "Attention that attends once cannot do it at all."
-    worst = bits["Koopman, ridge to 0"] == max(bits.values()) and two["Koopman, ridge to 0"] == 0
-    yield true(worst, "**A ridge to 0, as in the sources, is the worst**")
-    yield true(bits["Koopman"] < bits["Koopman, ridge to 0"], "the same update is 0.18 bits better.")
+    yield true(overlap("Koopman + MLP", "attention + MLP"), "again with ranges that overlap.")
+    twice, zero = "attention twice", "Koopman, ridge to 0"
+    helps = bits["Koopman"] < bits[twice] and two["Koopman"] <= two[twice]
+    yield true(helps, "**With a ridge to the identity the operator helps on the text, and not on recall.**")
+    yield true(ranges["Koopman"][1] < ranges[twice][0], "the update wins 0.073 bits, with ranges apart.")
+    assert ranges[zero][0] > ranges[twice][1]
+    yield f"With the ridge to 0 of the sources it loses {bits[zero] - bits[twice]:.3f} bits to it, with ranges apart."
+    worst = bits[zero] == max(bits.values()) and two[zero] == 0
+    yield true(worst, "**With a ridge to 0 the model is the worst of these**")
+    yield true(bits["Koopman"] < bits[zero], "the same update is 0.18 bits better.")
+    beside = {name: own["steps"] for name, own in presets.by_setting(presets.RESULTS, ["softmax", "Koopman"]).items()}
+    other = {name: [line["result"]["bits"] for line in own] for name, own in beside.items()}
+    assert min(other["Koopman"]) < max(other["softmax"]) and min(other["softmax"]) < max(other["Koopman"])
+    told = " bits against ".join(f"{np.mean(other[name]):.3f}" for name in ("Koopman", "softmax"))
+    yield f"the ridge to 0 is within the seeds of attention: {told}."
     third = "Koopman, 3 updates"
     yield true(bits[third] > bits["Koopman"] and two[third] == one[third] == 0, "**A third update gives nothing**")
-    yield "are means of seeds near 0.29 and near 1."
+    yield "a mean between 0.5 and 0.8 is of seeds near 0.29 and near 1"
+    partly = [x for task in ("recall", "one layer") for name in koopman.MODELS for x in values(name, task)]
+    some = [x for task in ("recall", "one layer") for x in values("Koopman + MLP", task) if 0.32 < x < 0.95]
+    assert [x for x in partly if 0.32 < x < 0.95] == some
+    yield f"Koopman + MLP has seeds with {', '.join(f'{x:.2f}' for x in some[:2])} and {some[2]:.2f}."
     yield "and 2 or 3 updates."
     yield true(one["attention twice"] > one["Koopman"], "attention applied twice does it better.")
-    yield "takes three to four times as long as attention, and is behind it."
-    yield "measured here, the article has no experiment: it does not help, with the settings of this library;"
+    slower = {
+        name: [np.mean(seconds(name, task)) / np.mean(seconds("attention", task)) for task in koopman.TASKS]
+        for name in ("Koopman, ridge to 0", "Koopman", "Koopman, 3 updates")
+    }
+    told = f"takes {slower['Koopman'][0]:.1f} times as long as attention in sequences of {text.context} bytes, and"
+    took = [np.mean([line["result"]["seconds"] for line in own]) for own in beside.values()]
+    told = f"{told} [about {took[1] / took[0]:.0f} times] in sequences of {presets.SIZE['context']},"
+    yield f"{told} and is behind it in the mean."
+    rest = [x for name in ("Koopman, ridge to 0", "Koopman") for x in slower[name]]
+    third_ = slower["Koopman, 3 updates"]
+    yield f"takes {min(rest):.1f} to {max(rest):.1f} times as long as attention, with three updates"
+    yield f"with three updates {min(third_):.1f} to {max(third_):.1f} times."
+    yield (
+        "measured here, the article has no experiment: it does not help on the text or with two layers, with the "
+        "settings of this library; with one layer it helps, and attending twice helps more;"
+    )
     yield from swept.of_koopman()
     paths = koopman.PATHS[0]
     yield f"medians over {koopman_paths.HEADS * paths.keys} random queries among {paths.keys} random keys and values of"
@@ -594,7 +634,12 @@ def of_koopman() -> Iterator[str]:
     yield "What it has not seen it maps to 0, or with"
     yield "**With one transition it is the rank, not the ridge.** The operator has rank 1, and has seen"
     yield "has moved the query almost to 0, and every"
+    again = of("koopman", *koopman.trained_paths())
+    first = of("koopman", *(path.run for path in koopman.trained_paths()))
+    most = max(abs(a["bits"] - b["bits"]) for a, b in zip(again, first, strict=True))
+    yield f"they end within {np.ceil(100.0 * most) / 100.0:.2f} bits of those in the table."
     (small, little), (asked, tiny) = of_any(koopman.SMALLER)
+    yield "The law Beta(1, 9), the fit"
     yield f"{little.batch} sequences of {small.context} bytes of the text at width {little.width}, or {tiny.batch}"
     told = f"sequences of recall with {WORDS[asked.pairs]} pairs, {asked.keys} keys and {asked.values} values at width"
     yield f"or {tiny.batch} {told} {tiny.width}."
@@ -611,6 +656,17 @@ def of_koopman() -> Iterator[str]:
         for name in koopman.UPDATES
         if name not in koopman.ONCE
     }
+    early = {name: kinds(of("koopman", *long_recall(name, koopman.TIMES[0])), "accuracy") for name in koopman.UPDATES}
+    rest_ = [x for name, own in early.items() if name != "attention" and "identity" not in name for x in own]
+    apart = [
+        min(x for name in many if "Tie" not in name for x in many[name])
+        > max(x for name in many if "Tie" in name for x in many[name])
+        for many in (early, last)
+    ]
+    yield true(all(apart), "On recall the preset is last after both, with ranges apart.")
+    first_ = min(early["attention"]) > max(rest_) and min(last["attention"]) < max(last["Koopman, 4 updates"])
+    told = f"After {tiny.steps} steps attention is ahead of every model with a ridge to 0, with ranges apart; after"
+    yield true(first_, f"{told} {times * tiny.steps} it no longer is.")
     frequent = 0.42
     assert [sum(x > frequent for x in last["attention"])] == [1] and max(
         max(x) for n, x in last.items() if n != "attention"
@@ -621,13 +677,13 @@ def of_koopman() -> Iterator[str]:
     yield f"The {len(whole)} trainings took {sum(x['seconds'] for x in of('koopman', *whole)):.0f} s of CPU time on two"
 
 
-def long_recall(name: str) -> list[Any]:
-    """Return the longer trainings on recall of one of the smaller models."""
+def long_recall(name: str, times: int = koopman.TIMES[1]) -> list[Any]:
+    """Return the trainings on recall of one of the smaller models, the longer ones by default."""
     return [
         run
         for run in koopman.updates_grid()
         if isinstance(run.task, Recall)
-        and run.plan.steps == koopman.TIMES[1] * koopman.SMALLER["recall"][1].steps
+        and run.plan.steps == times * koopman.SMALLER["recall"][1].steps
         and (run.mechanism, dict(run.options)) == koopman.UPDATES[name]
     ]
 

@@ -149,7 +149,12 @@ def of_koopman() -> Iterator[str]:
     (_, four), (_, tie) = known
     middle = [[layer["largest"][1] for layer in four[when]] for when in ("fresh", "trained")]
     told = [f"{a:.2f} and {b:.2f}" for a, b in middle]
-    yield f"the median is {told[0]} in size before the training, and {told[1]} after it."
+    nearer = [abs(1.0 - after) < abs(1.0 - before) for before, after in zip(*middle, strict=True)]
+    assert nearer == [True, False]
+    told_ = (
+        f"the median is {told[0]} in size before the training, and {told[1]} after it, nearer to 1 in the first layer"
+    )
+    yield f"{told_} and farther in the second."
     out = [[100 * layer["outside"] for layer in four[when]] for when in ("fresh", "trained")]
     assert out[1][0] > out[0][0] and out[1][1] < out[0][1]
     yield f"more queries leave the circle, {out[1][0]:.0f} % instead of {out[0][0]:.0f} %, and in the second fewer."
@@ -187,15 +192,16 @@ def of_laws() -> Iterator[str]:
     top, next_, usual, low = koopman.RATES
     own = [f"{bits[first, rate]:.2f}" for rate in (usual, next_, top)]
     assert own[1] == own[2]
-    yield "**The rate was most of it.** At 3e-3, the rate of the other trainings, the preset has"
-    yield f"the preset has {own[0]} bits, and {own[1]} at 1e-2 and at 3e-2."
-    assert bits[first, usual] - bits[first, next_] > bits[first, usual] - bits[last, usual]
+    yield "**The rate does as much as the law.** At 3e-3, the rate of the other trainings, the preset has"
+    yield f"the preset has {own[0]} bits. At 1e-2 and at 3e-2 it has {own[1]}, and so it has at 3e-3 with Beta(1, 1/3)."
+    assert f"{bits[last, usual]:.2f}" == own[1]
     assert all(max(x["clipped"] for x in seen[name, top]) < 1.0 for name in names)
     yield "are clipped to 1 there too, but at 3e-2 no longer in every step."
     gaps = [bits[first, rate] - bits[last, rate] for rate in koopman.RATES]
     assert min(gaps) > 0.0
     yield "**A law with less near 0 is better**: Beta(1, 1/3) is ahead of Beta(1, 9) at every rate,"
     yield f"at every rate, by {min(gaps):.2f} to {max(gaps):.2f} bits."
+    yield "But Beta(1, 1) and Beta(1, 1/3) are not concentrated at 0, so they are not the article's."
     beside = [{name: bits[name, rate] for name in koopman.BESIDE} for rate in koopman.RATES]
     behind = [min(bits[name, rate] for name in names) > max(beside[n].values()) for n, rate in enumerate(koopman.RATES)]
     assert all(behind), behind
@@ -203,6 +209,15 @@ def of_laws() -> Iterator[str]:
     best = [min(bits[name, rate] for rate in koopman.RATES) for name in koopman.BESIDE]
     least = min(bits[name, rate] for name in names for rate in koopman.RATES)
     told = f"the best of attention {best[0]:.2f} and of the default {best[1]:.2f}."
+    every = {key: [x["bits"] for x in own] for key, own in seen.items()}
+    within = [
+        (name, rate)
+        for name in names
+        for rate in koopman.RATES
+        if min(every[name, rate]) <= max(every["Koopman", rate])
+    ]
+    assert within == [(last, next_)]
+    yield "With two seeds this is not certain: at 1e-2 the range of Beta(1, 1/3) overlaps with the default's."
     yield f"the best of its cells has {least:.2f} bits, {told}"
     steps = koopman.SMALLER["text"][1].steps
     yield f"These are {steps} steps of a tiny model, most of them clipped."

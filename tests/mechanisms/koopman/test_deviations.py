@@ -77,6 +77,21 @@ def test_the_default_can_be_inverted() -> None:
     with pytest.raises(ra.koopman.KoopmanInverseError):
         ra.koopman.forward(*arrays, perturbation="shift")
     assert np.all(np.isfinite(ra.koopman.forward(*arrays, updates=4)[0]))
+    rare = [philox.normal((1, 2, 8, 4), seed=295, purpose=name) for name in "qkv"]  # the one of seeds 0 to 299
+    assert np.all(np.isfinite(ra.koopman.forward(*rare, updates=4)[0]))
+    with pytest.raises(ra.koopman.KoopmanInverseError):
+        ra.koopman.forward(*rare, updates=4, perturbation="identity(epsilon=1.0)")
+
+
+def test_more_is_left_where_tokens_attend_to_their_like() -> None:
+    """Of what is attended, in units of its length: with independent tokens a part, with q = k = v more."""
+    arrays = [philox.normal((1, 2, 32, 16), seed=0, purpose=name) for name in "qkv"]
+
+    def left(*given: Any) -> float:
+        attended, out = ra.softmax.forward(*given)[0], ra.koopman.forward(*given)[0]
+        return float(np.median(np.linalg.norm(out, axis=-1) / np.linalg.norm(attended, axis=-1)))
+
+    assert left(*arrays) < 0.06 < 0.3 < left(*3 * [arrays[0]])
 
 
 def test_a_draw_that_does_not_invert_is_replaced() -> None:
@@ -109,8 +124,10 @@ def test_the_ridge_draws_to_0_or_to_the_identity() -> None:
             for ridge in (1.0, 1e3, 1e6)
         ]
         assert gaps[0] > 1e-2 > gaps[1] > 1e-4 > gaps[2]
-    said = "as said with tau = 0; tau = 1 draws it to the identity, and a huge ridge then leaves attention"
-    assert holds("koopman", "the ridge draws the operator to 0") == said
+    said = (
+        "as said with tau = 0; tau = 1 draws it to the identity, and a huge ridge then leaves attention, applied once"
+    )
+    assert holds("koopman", "the ridge draws the operator to 0") == f"{said} an update"
 
 
 def test_all_sections_would_know_the_keys_to_come() -> None:
