@@ -57,7 +57,12 @@ def printed_by(bug: Bug) -> str:
     """Run a reproduction, with the same random numbers each time, and return what it printed or how it ended."""
     code = ("import torch\ntorch.manual_seed(0)\n" if "torch.randn" in bug["code"] else "") + bug["code"]
     start = [INTERPRETED, bug["interpret"]] if "interpret" in bug else ["import sys; exec(sys.stdin.read())"]
-    single = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    # JAX as whoever reads the page has it, without float64
+    single = {
+        "OMP_NUM_THREADS": "1",
+        "JAX_ENABLE_X64": "0",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", *start],
         input=code,
