@@ -159,6 +159,8 @@ def of_koopman() -> Iterator[str]:
     assert out[1][0] > out[0][0] and out[1][1] < out[0][1]
     yield f"more queries leave the circle, {out[1][0]:.0f} % instead of {out[0][0]:.0f} %, and in the second fewer."
     told = [" and ".join(f"{layer['largest'][1]:.2f}" for layer in tie[when]) for when in ("fresh", "trained")]
+    pairs = zip(tie["fresh"], tie["trained"], strict=True)
+    assert all(before["largest"][1] < after["largest"][1] for before, after in pairs)
     assert all(layer["turning"] == 0.0 for when in ("fresh", "trained") for layer in tie[when])
     yield f"Training makes the median larger, from {told[0]} to {told[1]};"
     shares = [100 * layer["outside"] for when in ("fresh", "trained") for layer in tie[when]]

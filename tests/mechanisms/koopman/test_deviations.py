@@ -83,6 +83,23 @@ def test_the_default_can_be_inverted() -> None:
         ra.koopman.forward(*rare, updates=4, perturbation="identity(epsilon=1.0)")
 
 
+@pytest.mark.slow(sampled=True)
+@pytest.mark.parametrize(
+    ("psi", "updates", "failures"),  # of 300 calls: up to 4 and 60 %; none for epsilon = 0.1
+    [("shift", 2, 13), ("shift", 4, 180), ("identity(epsilon=0.1)", 4, 0), ("identity(epsilon=1.0)", 4, 1)],
+)
+def test_how_often_psi_has_no_inverse(psi: str, updates: int, failures: int) -> None:
+    """With random q, k and v, in two heads of 8 tokens of width 4."""
+    failed = 0
+    for seed in range(300):
+        arrays = [philox.normal((1, 2, 8, 4), seed=seed, purpose=name) for name in "qkv"]
+        try:
+            ra.koopman.forward(*arrays, updates=updates, perturbation=psi)
+        except ra.koopman.KoopmanInverseError:
+            failed += 1
+    assert failed == failures
+
+
 def test_more_is_left_where_tokens_attend_to_their_like() -> None:
     """Of what is attended, in units of its length: with independent tokens a part, with q = k = v more."""
     arrays = [philox.normal((1, 2, 32, 16), seed=0, purpose=name) for name in "qkv"]
